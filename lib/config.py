@@ -1,0 +1,500 @@
+"""Every choice a run can make, as frozen values: what is static (`Recipe`) and what the driver does around it (`Config`).
+
+A value that exists is a valid one: ranges and combinations are checked when a Struct is made, whoever makes it, so nothing
+can be found wrong at step 900. A `Recipe` travels with the state, so a state read from disk is complete in itself.
+Imports no torch, so a misspelt key is refused at once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from lib.settings import as_struct, check_ranges, layered
+
+__all__ = [
+    "Batch",
+    "Checkpoint",
+    "Config",
+    "Data",
+    "DataIdentity",
+    "Eval",
+    "Guard",
+    "Log",
+    "Model",
+    "Optim",
+    "Precision",
+    "Recipe",
+    "Run",
+    "Sample",
+    "Scale",
+    "Schedule",
+    "load_config",
+    "recipe_of",
+    "run_steps",
+]
+
+Count = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(ge=0, lt=1)]
+
+
+class _Checked(Struct, frozen=True, forbid_unknown_fields=True):
+    """Checks ranges on construction; `_at` is where the Struct stands in a config, for the errors."""
+
+    _at: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, self._at)
+
+
+class Model(_Checked, frozen=True):
+    """A pre-norm transformer language model.
+
+    Attributes:
+        width: model width d.
+        depth: number of blocks l.
+        heads: query heads h; `width` is a multiple of it, with an even head width (rotary pairs).
+        kv_heads: key-value heads g (grouped-query attention); none = as many as `heads`.
+        inner: inner width f of the SwiGLU; none = 8/3 of `width`, rounded up to a multiple of 32.
+        vocab: number of token ids v; 260 = bytes and four special ids.
+        dropout: rate on each residual branch and on the embedding.
+        tied: the output head uses the embedding's weights.
+        theta: base of the rotary angles.
+        eps: added to the mean square in RMSNorm.
+        documents: attention stays inside a document (by `segments`); false = plain causal attention.
+        layers: "unroll" (fastest step) or "scan" (compile time does not grow with depth).
+    """
+
+    _at: ClassVar[str] = "model."
+    width: Count = 128
+    depth: Count = 4
+    heads: Count = 4
+    kv_heads: Count | None = None
+    inner: Count | None = None
+    vocab: Annotated[int, Meta(ge=2)] = 260
+    dropout: Share = 0.0
+    tied: bool = True
+    theta: Positive = 10_000.0
+    eps: Positive = 1e-5
+    documents: bool = True
+    layers: Literal["unroll", "scan"] = "unroll"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width % self.heads or (self.width // self.heads) % 2:
+            raise ValueError(
+                f"model.heads={self.heads} must divide model.width={self.width} into even head widths; "
+                f"take heads from {_fitting_heads(self.width)}"
+            )
+        if self.heads % (self.kv_heads or self.heads):
+            raise ValueError(
+                f"model.kv_heads={self.kv_heads} must divide model.heads={self.heads}; "
+                f"take kv_heads from {[n for n in range(1, self.heads + 1) if self.heads % n == 0]}"
+            )
+
+
+class Batch(_Checked, frozen=True):
+    """The shape of one update.
+
+    Attributes:
+        rows: sequences per update, over all ranks.
+        length: positions per sequence.
+        micro: micro-batches an update is cut into; divides `rows`. Changes memory, not the result.
+    """
+
+    _at: ClassVar[str] = "batch."
+    rows: Count = 32
+    length: Annotated[int, Meta(ge=2)] = 256
+    micro: Count = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rows % self.micro:
+            raise ValueError(
+                f"batch.rows={self.rows} must be a multiple of batch.micro={self.micro}; "
+                f"set batch.rows={-(-self.rows // self.micro) * self.micro} or another batch.micro"
+            )
+
+
+class Optim(_Checked, frozen=True):
+    """The optimizer.
+
+    Attributes:
+        rule: update rule.
+        lr: peak learning rate.
+        decay: decoupled weight decay, multiplied by the learning rate.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        eps: added to the root of the second moment.
+        clip: greatest global gradient norm; none = no clipping.
+        no_decay: patterns (`*`, `?`) of parameter paths without weight decay; none = vectors and scalars (norms, biases).
+        average: decay of an exponential moving average of the parameters; none = no average is kept.
+    """
+
+    _at: ClassVar[str] = "optim."
+    rule: Literal["adamw"] = "adamw"
+    lr: Positive = 2e-3
+    decay: Annotated[float, Meta(ge=0)] = 0.1
+    beta1: Share = 0.9
+    beta2: Share = 0.95
+    eps: Positive = 1e-8
+    clip: Positive | None = 1.0
+    no_decay: tuple[str, ...] | None = None
+    average: Share | None = None
+
+
+class Schedule(_Checked, frozen=True):
+    """The learning rate as a closed form of the update's number u, from 1.
+
+    Attributes:
+        shape: after the warm-up: "constant", or "linear" or "cosine" down to the floor at `length` and flat beyond.
+        warmup: updates of linear warm-up, lr * u / warmup.
+        length: updates until the floor; none = as many as the run has when it starts. Never derived again on resume.
+        floor: last learning rate, as a fraction of the peak, in [0, 1].
+        counts: what u counts: "step" (every call, refused updates too) or "applied" (applied updates only).
+    """
+
+    _at: ClassVar[str] = "schedule."
+    shape: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup: Natural = 0
+    length: Count | None = None
+    floor: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    counts: Literal["step", "applied"] = "step"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.length is not None and self.warmup >= self.length:
+            raise ValueError(
+                f"schedule.warmup={self.warmup} must be in [0, schedule.length={self.length}); "
+                f"lower schedule.warmup or raise steps"
+            )
+
+
+class Precision(_Checked, frozen=True):
+    """Dtypes: master weights, moments and sums are always fp32.
+
+    Attributes:
+        compute: dtype of matrix products and activations.
+    """
+
+    _at: ClassVar[str] = "precision."
+    compute: Literal["fp32", "bf16", "fp16"] = "bf16"
+
+
+class Scale(_Checked, frozen=True):
+    """The loss scale. Powers of two, so that scaling is exact.
+
+    Attributes:
+        dynamic: back off on overflow and grow after good steps; none = only for fp16 compute.
+        initial: scale at step 0; none = 65536 when dynamic, else 1.
+        growth: factor after `every` good steps in a row.
+        backoff: factor after an overflow.
+        every: good steps in a row before the scale grows.
+        lowest: the scale never falls below.
+        highest: the scale never grows beyond.
+    """
+
+    _at: ClassVar[str] = "scale."
+    dynamic: bool | None = None
+    initial: Positive | None = None
+    growth: Annotated[float, Meta(gt=1)] = 2.0
+    backoff: Annotated[float, Meta(gt=0, lt=1)] = 0.5
+    every: Count = 2000
+    lowest: Positive = 2.0**-14
+    highest: Positive = 2.0**32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("initial", "growth", "backoff", "lowest", "highest"):
+            value = getattr(self, name)
+            if value is not None and math.frexp(value)[0] != 0.5:
+                raise ValueError(
+                    f"scale.{name}={value} must be a power of two (other scales are not exact); "
+                    f"take {2.0 ** round(math.log2(value)):g}"
+                )
+        if not self.lowest <= (1.0 if self.initial is None else self.initial) <= self.highest:
+            raise ValueError(
+                f"scale.initial={self.initial} must be in [scale.lowest={self.lowest:g}, scale.highest={self.highest:g}]; "
+                f"widen the bounds"
+            )
+
+
+class Guard(_Checked, frozen=True):
+    """What protects a run from bad updates. Non-finite gradients are always refused.
+
+    Attributes:
+        patience: refused updates in a row after which the run stops as diverged (exit 4).
+        window: accepted losses and gradient norms the spike guard remembers; 0 = no spike guard.
+        sigma: an update whose loss or norm is more than this many standard deviations above their mean is refused.
+    """
+
+    _at: ClassVar[str] = "guard."
+    patience: Count = 10
+    window: Natural = 0
+    sigma: Positive = 6.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if 0 < self.window < 4:
+            raise ValueError(f"guard.window={self.window} must be 0 (off) or at least 4; set guard.window=128")
+
+
+class DataIdentity(_Checked, frozen=True):
+    """Which tokens batch n is cut from: content, never paths or times.
+
+    Attributes:
+        digest: digest of the corpus (relative names, sizes, content digests); "" = batches come from elsewhere.
+        tokenizer: name and digest of the tokenizer.
+        holdout: share of documents held out.
+        holdout_by: "document" (keyed hash of the content) or "tail" (the last share of the text).
+        tokens: ids in the training stream.
+    """
+
+    _at: ClassVar[str] = "data."
+    digest: str = ""
+    tokenizer: str = "bytes"
+    holdout: Share = 0.0
+    holdout_by: Literal["document", "tail"] = "document"
+    tokens: Natural = 0
+
+
+class Recipe(_Checked, frozen=True):
+    """All that is static in a training state; the non-tensor leaf `state["recipe"]`.
+
+    Attributes:
+        model: the language model; none = parameters and loss are the caller's own (`make_train_step`).
+        batch: shape of an update.
+        optim: optimizer.
+        schedule: learning-rate schedule.
+        precision: dtypes.
+        scale: loss scale.
+        guard: refusal of bad updates.
+        data: identity of the token stream.
+    """
+
+    model: Model | None = Model()
+    batch: Batch = Batch()
+    optim: Optim = Optim()
+    schedule: Schedule = Schedule()
+    precision: Precision = Precision()
+    scale: Scale = Scale()
+    guard: Guard = Guard()
+    data: DataIdentity = DataIdentity()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.precision.compute == "fp16" and self.scale.dynamic is False:
+            raise ValueError(
+                "scale.dynamic=false must not go with precision.compute=fp16 (small gradients vanish); "
+                "leave scale.dynamic out or use bf16"
+            )
+
+
+class Run(_Checked, frozen=True):
+    """Where a run lives and what it starts from.
+
+    Attributes:
+        dir: run folder.
+        seed: root of all randomness: initial weights, data order, dropout.
+        threads: CPU threads; none = as many as cores when the run starts, then kept.
+    """
+
+    _at: ClassVar[str] = "run."
+    dir: str = "runs/default"
+    seed: Annotated[int, Meta(ge=0, lt=2**63)] = 0
+    threads: Count | None = None
+
+
+class Data(_Checked, frozen=True):
+    """The text.
+
+    Attributes:
+        path: files, folders or globs; "stdlib:" = the source of the running Python's standard library.
+        holdout: share held out from training, for evaluation.
+        holdout_by: "document" = by a keyed hash of each document, "tail" = the end of the text,
+            "auto" = by document when there are at least 100.
+        cache: folder of the token stores; none = the user's cache folder.
+        ahead: batches made ahead of the step.
+    """
+
+    _at: ClassVar[str] = "data."
+    path: str | tuple[str, ...] = "stdlib:"
+    holdout: Share = 0.01
+    holdout_by: Literal["auto", "document", "tail"] = "auto"
+    cache: str | None = None
+    ahead: Natural = 4
+
+
+class Checkpoint(_Checked, frozen=True):
+    """When checkpoints are written.
+
+    Attributes:
+        every: updates between checkpoints; the first and the last state are always saved.
+        keep: newest checkpoints kept; none = all.
+    """
+
+    _at: ClassVar[str] = "checkpoint."
+    every: Count = 200
+    keep: Count | None = 3
+
+
+class Eval(_Checked, frozen=True):
+    """Held-out evaluation.
+
+    Attributes:
+        every: updates between evaluations; 0 = never.
+        rows: rows of held-out text per evaluation, evenly spaced; none = all of it.
+        weights: "params" or "average" (needs optim.average).
+    """
+
+    _at: ClassVar[str] = "eval."
+    every: Natural = 200
+    rows: Count | None = 256
+    weights: Literal["params", "average"] = "params"
+
+
+class Log(_Checked, frozen=True):
+    """Metric lines.
+
+    Attributes:
+        every: updates between lines of metrics.jsonl.
+    """
+
+    _at: ClassVar[str] = "log."
+    every: Count = 10
+
+
+class Sample(_Checked, frozen=True):
+    """Text the model writes at the end of a run and in `sample`.
+
+    Attributes:
+        prompt: text to go on from.
+        length: tokens to write; 0 = none.
+        temperature: softmax temperature; 0 = always the likeliest token.
+        top_k: only the likeliest k tokens; none = all.
+        seed: key of the draws.
+    """
+
+    _at: ClassVar[str] = "sample."
+    prompt: str = "def "
+    length: Natural = 240
+    temperature: Annotated[float, Meta(ge=0)] = 0.8
+    top_k: Count | None = 50
+    seed: Annotated[int, Meta(ge=0, lt=2**63)] = 0
+
+
+DEFAULT_STEPS = 700  # about two and a half minutes of the default model on two cores
+
+
+class Config(_Checked, frozen=True):
+    """Everything a launch of `python -m lib.run` can be told.
+
+    Attributes:
+        run: folder, seed, threads.
+        steps: updates of the whole run; none = from `tokens`, else 700.
+        tokens: targets of the whole run, instead of `steps`.
+        stop: this launch ends after this update, saved, exit 0; the schedule does not move.
+        load: "latest" = the newest checkpoint, a damaged one is an error; "older" = pass over damaged ones.
+        compile: "on", "off" or "auto" (on when the run is long enough to earn it; decided once and kept).
+        model: language model.
+        batch: shape of an update.
+        data: text.
+        optim: optimizer.
+        schedule: learning-rate schedule.
+        precision: dtypes.
+        scale: loss scale.
+        guard: refusal of bad updates.
+        checkpoint: when to save.
+        eval: held-out evaluation.
+        log: metric lines.
+        sample: text at the end.
+    """
+
+    run: Run = Run()
+    steps: Count | None = None
+    tokens: Count | None = None
+    stop: Natural | None = None
+    load: Literal["latest", "older"] = "latest"
+    compile: Literal["auto", "on", "off"] = "auto"
+    model: Model = Model()
+    batch: Batch = Batch()
+    data: Data = Data()
+    optim: Optim = Optim()
+    schedule: Schedule = Schedule(warmup=50)
+    precision: Precision = Precision()
+    scale: Scale = Scale()
+    guard: Guard = Guard()
+    checkpoint: Checkpoint = Checkpoint()
+    eval: Eval = Eval()
+    log: Log = Log()
+    sample: Sample = Sample()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps is not None and self.tokens is not None:
+            raise ValueError(f"steps={self.steps} must not go with tokens={self.tokens}, they say the same; drop one")
+        if self.eval.weights == "average" and self.optim.average is None:
+            raise ValueError(
+                "eval.weights=average must have an average; set optim.average=0.999 or eval.weights=params"
+            )
+        if self.model.vocab < 260:
+            raise ValueError(
+                f"model.vocab={self.model.vocab} must be at least 260 (bytes and special ids); drop model.vocab"
+            )
+        recipe_of(self)  # the combinations of the recipe, before any file is made
+
+
+def run_steps(config: Config) -> int:
+    """Updates of the whole run: `steps`, or as many as `tokens` targets need, or the default."""
+    if config.tokens is not None:
+        return -(-config.tokens // (config.batch.rows * config.batch.length))
+    return DEFAULT_STEPS if config.steps is None else config.steps
+
+
+def recipe_of(config: Config, data: DataIdentity = DataIdentity()) -> Recipe:
+    """The static part of `config`, with the schedule's length settled.
+
+    Raises:
+        ValueError: the parts do not go together.
+    """
+    shape = config.schedule
+    length = run_steps(config) if shape.length is None else shape.length
+    return Recipe(
+        model=config.model,
+        batch=config.batch,
+        optim=config.optim,
+        schedule=msgspec.structs.replace(shape, length=length),
+        precision=config.precision,
+        scale=config.scale,
+        guard=config.guard,
+        data=data,
+    )
+
+
+def load_config(*layers: Any) -> Config:
+    """Lay values over the defaults, later ones on top, and check the result.
+
+    Args:
+        layers: each one a mapping; a text `key=value` or `~key` (back to the default); an object with `suffix` and
+            `read_text()`, such as a `pathlib.Path`, holding TOML, YAML or JSON; or a list of these.
+
+    Returns:
+        The config.
+
+    Raises:
+        ValueError: an unknown key, a value of the wrong type or out of range, or values that do not go together.
+
+    >>> load_config({"optim": {"lr": 0.001}}, "batch.rows=8").batch.rows
+    8
+    """
+    config: Config = as_struct(Config, layered(Config, layers))
+    return config
+
+
+def _fitting_heads(width: int) -> list[int]:
+    return [n for n in range(1, width // 2 + 1) if width % n == 0 and (width // n) % 2 == 0]
