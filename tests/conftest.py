@@ -41,9 +41,6 @@ class _Loader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         vars(module)["checked"] = checked
         super().exec_module(module)
-        # doctest takes a wrapped function for one of another module, unless it is named here.
-        own = {name: fn for name, fn in vars(module).items() if getattr(fn, "__module__", "") == module.__name__}
-        vars(module)["__test__"] = {name: fn for name, fn in own.items() if hasattr(fn, "__wrapped__")}
 
 
 class _Finder(MetaPathFinder):
