@@ -1,0 +1,163 @@
+"""From the words of a command line to one valid launch. Reads config files, imports no torch, writes nothing.
+
+Layers, later ones on top: defaults, the config.toml of an existing run folder, the files given, the overrides given.
+So a command that names only `run.dir` goes on with that run as it was.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import msgspec
+
+from lib.config import Config, load_config
+from lib.errors import CheckpointError
+from lib.run.usage import VERBS
+from lib.settings import layered, parse_text
+
+__all__ = ["Launch", "Words", "launch", "read_words"]
+
+_OVERRIDE = re.compile(r"~?[A-Za-z0-9_.\-]+(=|\Z)")
+_SUFFIXES = (".toml", ".yaml", ".yml", ".json")
+
+
+class Words(NamedTuple):
+    """A command line, sorted but not yet understood."""
+
+    verb: str
+    files: tuple[Path, ...]
+    overrides: tuple[str, ...]
+    show: bool
+    help: bool
+    verb_given: bool
+
+
+class Launch(NamedTuple):
+    """What one launch was told: the whole config, and the keys that this launch itself names."""
+
+    verb: str
+    config: Config
+    named: frozenset[str]
+    show: bool = False
+
+
+def read_words(argv: list[str]) -> Words:
+    """Sort the words of a command line; the order of files counts, that between files and overrides does not.
+
+    Raises:
+        ValueError: a word is no verb, file, override or `--help`.
+
+    >>> read_words(["eval", "run.dir=runs/a"]).verb
+    'eval'
+    """
+    given = bool(argv) and argv[0] in VERBS
+    files: list[Path] = []
+    overrides: list[str] = []
+    show = wants_help = False
+    for word in argv[given:]:
+        if word in ("-h", "--help"):
+            wants_help = True
+        elif word.startswith("-"):
+            raise ValueError(_no_option(word))
+        elif word.startswith("show="):
+            show = _truth(word)
+        elif _OVERRIDE.match(word) and (word.startswith("~") or "=" in word):
+            overrides.append(word)
+        elif word.endswith(_SUFFIXES):
+            files.append(Path(word))
+        else:
+            raise ValueError(_no_word(word))
+    return Words(argv[0] if given else "train", tuple(files), tuple(overrides), show, wants_help, given)
+
+
+def launch(words: Words) -> Launch:
+    """Lay all layers over each other and check the result.
+
+    Raises:
+        ValueError: a file, key, type, range or combination is wrong.
+        CheckpointError: the run folder may not be looked into.
+    """
+    given = layered(Config, [*map(_file_layer, words.files), *words.overrides])
+    named = frozenset(_leaf_paths(given))
+    folder = given.get("run", {}).get("dir", "") if isinstance(given.get("run"), Mapping) else ""
+    saved = Path(folder if folder and isinstance(folder, str) else Config().run.dir) / "config.toml"
+    base: dict[str, Any] = {}
+    if _is_file(saved):
+        base = _file_layer(saved)
+        try:
+            load_config(base)
+        except ValueError as error:
+            raise ValueError(f"{saved}: {error}") from None
+        if "tokens" in named:  # the two say the same, and the later layer wins
+            base.pop("steps", None)
+    config = load_config(base, given)
+    if not config.run.dir.strip():
+        raise ValueError("run.dir='' must name a folder; give one, such as run.dir=runs/first")
+    return Launch(words.verb, config, named, words.show)
+
+
+def _is_file(path: Path) -> bool:
+    """Like `Path.is_file`, which raises where a folder may not be looked into."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise CheckpointError(
+            f"run.dir={path.parent}: {error.strerror}, must be readable; set another run.dir"
+        ) from None
+
+
+def _file_layer(path: Path) -> dict[str, Any]:
+    """A file's table; TOML has no none, so there the text "none" stands for it where a key may be none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        cause = getattr(error, "strerror", None) or "is not UTF-8 text"
+        raise ValueError(f"{path}: {cause}, must be a readable config file; give the path of one") from None
+    table = parse_text(text, path.suffix, str(path))
+    return _with_nones(table, Config) if path.suffix == ".toml" else table
+
+
+def _with_nones(table: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    result: dict[str, Any] = {}
+    for key, value in table.items():
+        hint = hints.get(key)
+        if isinstance(value, Mapping) and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            result[key] = _with_nones(value, hint)
+        else:
+            result[key] = None if value == "none" and types.NoneType in get_args(hint) else value
+    return result
+
+
+def _leaf_paths(values: Mapping[str, Any], at: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaf_paths(value, f"{at}{key}.")
+        else:
+            yield f"{at}{key}"
+
+
+def _truth(word: str) -> bool:
+    value = word.partition("=")[2]
+    if value not in ("true", "false"):
+        raise ValueError(f"show={value} must be true or false; change the value")
+    return value == "true"
+
+
+def _no_option(word: str) -> str:
+    key, equals, value = word.lstrip("-").partition("=")
+    fix = f"write {key}={value}" if key and equals else f"write {key.replace('-', '_')}=VALUE" if key else "see --help"
+    return f"{word}: unknown option, must be a verb, a config file, key=value or ~key; {fix}"
+
+
+def _no_word(word: str) -> str:
+    near = get_close_matches(word, list(VERBS), n=1, cutoff=0.6)
+    fix = f"did you mean `{near[0]}`?" if near else "see --help"
+    if Path(word).suffix:
+        fix = f"a config file ends in {', '.join(_SUFFIXES)}"
+    return f"{word!r} must be a verb ({', '.join(VERBS)}) first, a config file, key=value or ~key; {fix}"

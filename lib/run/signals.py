@@ -1,0 +1,88 @@
+"""Signals as a question the loop asks: the first one asks for an end at the next safe place, a second leaves at once.
+
+SIGINT, SIGTERM and SIGHUP mean the same. Inside `at_once()` nothing is worth finishing (text is being read, a
+checkpoint has just been saved), so there the first signal raises `Interrupted` instead of waiting to be asked for. A
+second signal ends the process without another line of Python: a checkpoint is committed by one rename, so it is there
+whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FrameType
+from typing import NamedTuple
+
+__all__ = ["INTERRUPTED", "NO_SIGNALS", "Interrupted", "Signals", "watched"]
+
+INTERRUPTED = 75  # exit code: everything is saved, run it again to go on (EX_TEMPFAIL of sysexits.h)
+_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(BaseException):
+    """A signal arrived where work can be dropped. No `Exception`, so that no library swallows it."""
+
+
+class Signals(NamedTuple):
+    """How the driver sees signals."""
+
+    asked: Callable[[], bool]  # has one arrived
+    at_once: Callable[[], AbstractContextManager[None]]  # within it, one raises Interrupted
+
+
+NO_SIGNALS = Signals(asked=lambda: False, at_once=nullcontext)
+
+
+@contextmanager
+def watched() -> Iterator[Signals]:
+    """Watch the signals until the block ends; only in the main thread. An ignored signal (nohup) stays ignored."""
+    first: list[int] = []
+    depth = [0]
+
+    def arrived(number: int, _frame: FrameType | None) -> None:
+        if first:
+            _leave(number)
+        first.append(number)
+        note = (
+            "leaving, nothing here needs saving" if depth[0] else "saving after this step; once more to leave at once"
+        )
+        _write(f"\n{signal.Signals(number).name}: {note}\n")
+        if depth[0]:
+            raise Interrupted
+
+    @contextmanager
+    def at_once() -> Iterator[None]:
+        depth[0] += 1
+        try:
+            if first:  # it came while waiting was right; here it is not
+                raise Interrupted
+            yield
+        finally:
+            depth[0] -= 1
+
+    before = {number: signal.getsignal(number) for number in _WATCHED}
+    for number, was in before.items():
+        if was is not signal.SIG_IGN:
+            signal.signal(number, arrived)
+    try:
+        yield Signals(asked=lambda: bool(first), at_once=at_once)
+    finally:
+        for number, was in before.items():
+            signal.signal(number, was)
+
+
+def _leave(number: int) -> None:
+    if os.isatty(1):  # the live display hides the cursor
+        os.write(1, b"\x1b[?25h\n")
+    _write(f"{signal.Signals(number).name} again: leaving at once; committed checkpoints are whole\n")
+    os._exit(128 + number)
+
+
+def _write(text: str) -> None:
+    """Straight to the descriptor: a handler may run in the middle of a print."""
+    try:
+        os.write(2, text.encode())
+    except OSError:  # nobody listens any more; the signal still counts
+        return
