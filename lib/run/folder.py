@@ -1,0 +1,170 @@
+"""A run folder: config.toml, data.json, metrics.jsonl, run.log, loss.png, checkpoints/; held by one process at a time.
+
+Nothing is written before everything that can be checked has been. A folder made by a start that fails before its first
+committed checkpoint is taken away again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tomli_w
+
+from lib.config import Config, Schedule, run_steps
+from lib.errors import CheckpointError
+
+__all__ = ["as_toml", "held", "run_folder", "settled", "write_file"]
+
+LOCK = ".lock"
+_OURS = (LOCK, "config.toml", "data.json", "metrics.jsonl", "run.log", "checkpoints")
+_OF_A_LAUNCH = ("stop", "load")  # true for one launch, no part of the run
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold the folder for this process alone, making it if need be.
+
+    Raises:
+        ValueError: another process holds it.
+        CheckpointError: it cannot be made or written.
+    """
+    above = [p for p in (path, *path.parents) if not p.exists()]
+    there = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        _remove(path, _OURS, there, above)
+        raise CheckpointError(f"run.dir={path}: {error.strerror}, must be writable; set another run.dir") from None
+    try:
+        _lock(descriptor, path)
+        try:
+            yield
+        finally:
+            if not any(path.glob("checkpoints/step_*")):
+                _remove(path, _OURS, there, above)
+    finally:
+        os.close(descriptor)
+
+
+def settled(config: Config, schedule: Schedule, *, threads: int, compiled: bool) -> Config:
+    """The config with everything that was left open filled in, so that alone it makes the same run again."""
+    paths = (config.data.path,) if isinstance(config.data.path, str) else config.data.path
+    fixed = tuple(map(_from_anywhere, paths))
+    replace = msgspec.structs.replace
+    return replace(
+        config,
+        run=replace(config.run, threads=threads),
+        steps=run_steps(config),
+        tokens=None,
+        compile="on" if compiled else "off",
+        data=replace(config.data, path=fixed[0] if isinstance(config.data.path, str) else fixed),
+        schedule=schedule,
+    )
+
+
+def as_toml(config: Config) -> str:
+    """The config as TOML text that `load_config` reads back; none is left out where it is the default, else written."""
+    values, defaults = msgspec.to_builtins(config), msgspec.to_builtins(Config())
+    for key in _OF_A_LAUNCH:
+        del values[key]
+    return tomli_w.dumps(_without_nones(values, defaults))
+
+
+def write_file(path: Path, data: bytes) -> bool:
+    """Write a small file in one rename; a file that holds the data already is left alone.
+
+    Returns:
+        Whether something was written.
+    """
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        if path.exists() and path.read_bytes() == data:
+            return False
+        with fresh.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError as error:
+        with _quietly():
+            fresh.unlink(missing_ok=True)
+        raise CheckpointError(f"{path}: {error.strerror}, must be writable; free the disk and run again") from None
+    return True
+
+
+def run_folder(config: Config) -> Path:
+    """The folder of a run that has been started.
+
+    Raises:
+        ValueError: there is none.
+    """
+    path = Path(config.run.dir)
+    if not (path / "config.toml").is_file():
+        raise ValueError(f"run.dir={path}: no run there, must be a run folder; train one first or set run.dir")
+    return path
+
+
+def _from_anywhere(path: str) -> str:
+    """A data path that means the same from any working folder."""
+    if path.startswith("stdlib:"):
+        return path
+    return os.path.abspath(path if os.path.lexists(path) else Path(path).expanduser())
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """The kernel drops the lock with the process, however it ends; the number in the file is for the message only."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.pread(descriptor, 20, 0).decode().strip()
+        raise ValueError(
+            f"run.dir={path}: process {holder or '(unknown)'} is training here, must be one at a time; "
+            f"wait for it or set another run.dir"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+
+def _remove(path: Path, names: tuple[str, ...], there: set[str], above: list[Path]) -> None:
+    """Take away what this start has made: our files that were not there, then the folders that were not there."""
+    for name in (*names, *(f".{name}.new" for name in names)):
+        if name in there:
+            continue
+        target = path / name
+        if target.is_dir():
+            shutil.rmtree(target, ignore_errors=True)
+        else:
+            with _quietly():
+                target.unlink(missing_ok=True)
+    for folder in above:
+        with _quietly():
+            folder.rmdir()
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Cleaning up after an error must not hide it."""
+    try:
+        yield
+    except OSError:
+        return
+
+
+def _without_nones(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            result[key] = _without_nones(value, defaults[key])
+        elif value is not None:
+            result[key] = value
+        elif defaults[key] is not None:
+            result[key] = "none"
+    return result
