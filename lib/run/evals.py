@@ -1,0 +1,122 @@
+"""Held-out loss: of the state at hand while it trains, and of the newest checkpoint as the verb `eval`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDict
+
+from lib.data.batch import Plan, heldout_batches
+from lib.errors import CheckpointError, DataError
+from lib.metrics import as_row, merge
+from lib.run.folder import run_folder
+from lib.run.launch import Launch
+from lib.run.progress import Progress
+from lib.run.reading import check_same, find_text, open_text
+from lib.run.resume import recorded_in
+from lib.run.signals import Signals
+from lib.step import eval_step
+from lib.store import load
+from lib.store.checkpoint import read_info
+from lib.store.folder import latest
+
+__all__ = ["EVAL_UNITS", "eval_verb", "evaluate", "newest_state", "weights_of"]
+
+EVAL_UNITS = {
+    "eval/loss_nats": "nats per target of the held-out text",
+    "eval/bpb": "bits per byte of the held-out text",
+    "eval/tokens": "targets evaluated on",
+}
+
+
+def eval_verb(told: Launch, voice: Progress, signals: Signals) -> int:
+    """Evaluate the newest checkpoint on the run's held-out text.
+
+    Raises:
+        ValueError: there is no such run.
+        DataError: the text is gone, other than the run's, or none of it is held out.
+        CheckpointError: its newest checkpoint is absent or damaged.
+    """
+    with signals.at_once():
+        config, state = told.config, newest_state(told, voice)
+        recipe = state["recipe"]
+        corpus = find_text(config, voice)
+        check_same(corpus, recipe.data.digest, Path(config.run.dir) / "data.json", config)
+        text = open_text(corpus, recipe, config.data.cache, voice)
+        if text.heldout is None:
+            raise DataError(
+                f"run.dir={config.run.dir}: data.holdout=0 must be above 0 to evaluate; train a run with some"
+            )
+        shape = Plan(recipe.batch.rows, recipe.batch.length, recipe.batch.micro)
+        row = evaluate(state, heldout_batches(text.heldout, shape, config.eval.rows), weights=config.eval.weights)
+        if row is not None:
+            voice.heldout(row)
+    return 0
+
+
+def evaluate(
+    state: TensorDict,
+    batches: Iterable[TensorDict],
+    *,
+    weights: Literal["params", "average"],
+    asked: Callable[[], bool] = lambda: False,
+) -> dict[str, Any] | None:
+    """Measure a state on held-out batches; eager, so that the first line comes before anything is compiled.
+
+    Args:
+        state: read only.
+        batches: all of them are one measurement: sums are added, ratios taken of the sums.
+        weights: which parameters.
+        asked: when it says so the measurement is dropped.
+
+    Returns:
+        A held-out row, or none when it was dropped.
+    """
+    view = weights_of(state, weights)
+    reports = []
+    for batch in batches:
+        if asked():
+            return None
+        reports.append(eval_step(view, batch))
+    row = as_row(merge(reports))
+    held = {f"eval/{name}": row[name] for name in ("loss_nats", "bpb", "tokens")}
+    return {"step": int(state["step"]), **held}
+
+
+def weights_of(state: TensorDict, weights: Literal["params", "average"]) -> TensorDict:
+    """The state with the parameters that are to be used; the average stands in for them and is never mixed in.
+
+    Raises:
+        ValueError: this state keeps no average.
+    """
+    if weights == "params":
+        return state
+    if "average" not in state.keys():  # noqa: SIM118 - a TensorDict looks into its keys only when asked
+        raise ValueError("eval.weights=average must have an average in the state; set eval.weights=params")
+    view = state.clone(recurse=False)
+    view["params"] = state["average"]
+    return view
+
+
+def newest_state(told: Launch, voice: Progress) -> TensorDict:
+    """Read the newest checkpoint of a run, with as many threads as the run has.
+
+    Raises:
+        ValueError: there is no such run.
+        CheckpointError: there is no checkpoint, or it is damaged.
+    """
+    run = run_folder(told.config)
+    path = latest(
+        run / "checkpoints",
+        older=told.config.load == "older",
+        aside=lambda folder, why: voice.say(f"{why}; set aside as {folder}"),
+    )
+    if path is None:
+        raise CheckpointError(f"{run / 'checkpoints'}: no checkpoint is there, must be one; train the run first")
+    threads = told.config.run.threads or recorded_in(read_info(path)).threads
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return load(path)

@@ -1,0 +1,140 @@
+"""What may change when a run goes on, and what may not.
+
+May: how long it runs, where its data lies now, everything around the step (log, eval, checkpoint, sample, read-ahead),
+the peak learning rate, the weight decay, the patience, the threads, and by name the length of the schedule. May not:
+everything else in the recipe, and the seed; each difference is listed, old and new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from tensordict import TensorDict
+
+from lib.config import Recipe, recipe_of
+from lib.run.launch import Launch
+
+__all__ = ["Recorded", "Resumed", "as_info", "compare", "recorded_in", "with_changes"]
+
+_FREE = frozenset({"optim.lr", "optim.decay", "guard.patience"})
+
+
+class Recorded(NamedTuple):
+    """What a checkpoint says of the process that wrote it, as far as bits depend on it; none = it does not say."""
+
+    threads: int | None
+    compiled: bool | None
+    torch: str | None
+    device: str | None
+
+
+class Resumed(NamedTuple):
+    """How a run goes on: its recipe from here, threads and compilation, and a line for each thing that changes."""
+
+    recipe: Recipe
+    threads: int | None
+    compiled: bool | None
+    notes: tuple[str, ...]
+
+
+def compare(old: Recipe, seed: int, launch: Launch, recorded: Recorded, device: str) -> Resumed:
+    """Hold a launch against the run it would go on with.
+
+    Args:
+        old: recipe of the checkpoint.
+        seed: seed of the checkpoint.
+        launch: what this launch was told.
+        recorded: what the checkpoint says of its process.
+        device: kind of device here.
+
+    Raises:
+        ValueError: something differs that may not.
+    """
+    config = launch.config
+    new = _asked(old, launch)
+    fixed, notes = [], []
+    for key, was, wants in [*_differences(old, new), *_seeds(seed, config.run.seed)]:
+        if key in _FREE or key == "schedule.length":
+            notes.append(f"{key}: {_shown(was)} -> {_shown(wants)} from here on")
+        else:
+            fixed.append(f"{key}: run has {_shown(was)}, asked for {_shown(wants)}")
+    if fixed:
+        raise ValueError(
+            f"run.dir={config.run.dir}: this run has another recipe; {'; '.join(fixed)}; "
+            f"these must stay as they are, set another run.dir for a new run"
+        )
+    threads, compiled = recorded.threads, recorded.compiled
+    if config.run.threads is not None and config.run.threads != threads and "run.threads" in launch.named:
+        notes += [_bits("run.threads", threads, config.run.threads)] if threads is not None else []
+        threads = config.run.threads
+    if config.compile != "auto" and (config.compile == "on") != compiled and "compile" in launch.named:
+        notes += [_bits("compile", "on" if compiled else "off", config.compile)] if compiled is not None else []
+        compiled = config.compile == "on"
+    return Resumed(new, threads, compiled, (*notes, *_moved(recorded, device)))
+
+
+def with_changes(state: TensorDict, recipe: Recipe) -> TensorDict:
+    """The state as it goes on under `recipe`; rates that change are leaves, so nothing is compiled for them."""
+    if state["recipe"] == recipe:
+        return state
+    changed = state.clone(recurse=False)
+    optim, old = recipe.optim, state["recipe"].optim
+    rates = state["scheduler"].clone(recurse=False)
+    for name in ("lr", "decay"):
+        if getattr(optim, name) != getattr(old, name):
+            rates[name] = torch.full_like(rates[name], getattr(optim, name))
+    changed["scheduler"] = rates
+    changed.set_non_tensor("recipe", recipe)
+    return changed
+
+
+def recorded_in(info: Mapping[str, Any]) -> Recorded:
+    """Read from a checkpoint's info what `as_info` put there."""
+    return Recorded(*(info.get(name) for name in Recorded._fields))
+
+
+def as_info(threads: int, compiled: bool, device: str) -> dict[str, Any]:
+    """What a checkpoint is to say of the process that writes it."""
+    return Recorded(threads, compiled, torch.__version__, device)._asdict()
+
+
+def _asked(old: Recipe, launch: Launch) -> Recipe:
+    """The recipe this launch asks for; what it does not name and can only be derived stays as it is."""
+    config, replace = launch.config, msgspec.structs.replace
+    how = config.data.holdout_by
+    data = replace(old.data, holdout=config.data.holdout, holdout_by=old.data.holdout_by if how == "auto" else how)
+    if "schedule.length" not in launch.named:
+        config = replace(config, schedule=replace(config.schedule, length=old.schedule.length))
+    return recipe_of(config, data)
+
+
+def _differences(old: Any, new: Any, at: str = "") -> Iterator[tuple[str, Any, Any]]:
+    for name in old.__struct_fields__:
+        was, wants = getattr(old, name), getattr(new, name)
+        if isinstance(was, msgspec.Struct) and isinstance(wants, msgspec.Struct):
+            yield from _differences(was, wants, f"{at}{name}.")
+        elif was != wants:
+            yield f"{at}{name}", was, wants
+
+
+def _seeds(was: int, wants: int) -> list[tuple[str, Any, Any]]:
+    return [("run.seed", was, wants)] if was != wants else []
+
+
+def _moved(recorded: Recorded, device: str) -> Iterator[str]:
+    for key, was, here in (("torch", recorded.torch, torch.__version__), ("device", recorded.device, device)):
+        if was is not None and was != here:
+            yield _bits(key, was, here)
+
+
+def _bits(key: str, was: Any, here: Any) -> str:
+    return f"{key}: {_shown(was)} -> {_shown(here)}; from here on the bits may differ from those of an unbroken run"
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

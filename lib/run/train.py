@@ -1,0 +1,218 @@
+"""The verb `train`: start a run or go on with it, train, and end it with a picture and a sample of text.
+
+The run folder is touched only when everything that can be checked has been, and a checkpoint is committed in it before
+the first step: a mistake leaves no trace, and a full disk is found at once.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from functools import partial
+from io import FileIO
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict
+
+from lib.config import run_steps
+from lib.data.batch import Plan as Shape
+from lib.data.batch import batch_at, cursor_of, heldout_batches
+from lib.metrics import UNITS
+from lib.run.compile import faster
+from lib.run.evals import EVAL_UNITS, evaluate
+from lib.run.feed import feed
+from lib.run.folder import as_toml, held, write_file
+from lib.run.launch import Launch
+from lib.run.lines import append, cut, evaluated, open_lines, read_lines, sync
+from lib.run.loop import Acts, End, Plan, due, loop
+from lib.run.meter import METER_UNITS, meter
+from lib.run.plot import NO_MATPLOTLIB, drawable, plot
+from lib.run.progress import Progress, duration
+from lib.run.sampling import written
+from lib.run.signals import INTERRUPTED, Interrupted, Signals
+from lib.run.start import Start, again, ended, fresh, resumed
+from lib.step import Step, train_step
+from lib.store import save
+from lib.store.folder import newest, prune, step_name
+from lib.tree import leaves
+
+__all__ = ["train_verb"]
+
+
+def train_verb(told: Launch, voice: Progress, signals: Signals) -> int:
+    """Train as told.
+
+    Returns:
+        0, or 75 when it was interrupted and everything is saved.
+
+    Raises:
+        ValueError: the run folder belongs to another recipe or to another process.
+        DataError: the text is absent, too short, or other than the run's.
+        DivergedError: too many updates in a row were refused.
+        CheckpointError: a checkpoint is damaged or cannot be written.
+    """
+    run = Path(told.config.run.dir)
+    began = time.monotonic()
+    with ExitStack() as stack:
+        with signals.at_once():
+            begun = newest(run / "checkpoints") is not None
+            if begun and (nothing_left := ended(told)):
+                voice.say(nothing_left)
+                return 0
+            if begun:
+                stack.enter_context(held(run))
+                start = resumed(told, voice)
+            else:
+                start = fresh(told, voice)
+                stack.enter_context(held(run))
+                start = start._replace(checkpoint=_first(start, run))
+            _settle(start, run, voice)
+        try:
+            end = _train(start, run, voice, signals)
+        except Exception as error:
+            voice.end()
+            voice.note(f"error: {error}")
+            raise
+        voice.end()
+        step = int(end.state["step"])
+        if end.asked or step < run_steps(start.config):
+            why = "interrupted" if end.asked else "stopped"
+            voice.say(f"{why} at step {step}, saved; to go on: {again(told.config)}")
+            return INTERRUPTED if end.asked else 0
+        _finish(end.state, start, run, voice, signals)
+        voice.say(_done(run, step, time.monotonic() - began))
+        return 0
+
+
+def _first(start: Start, run: Path) -> Path:
+    """Commit the state of step 0."""
+    if newest(run / "checkpoints") is not None:
+        raise ValueError(f"run.dir={run}: another process has begun a run here, must be one at a time; run again")
+    write_file(run / "config.toml", as_toml(start.config).encode())
+    return save(run / "checkpoints" / step_name(0), start.state, info=start.info)
+
+
+def _settle(start: Start, run: Path, voice: Progress) -> None:
+    """Make the process and the run folder agree with where the launch begins."""
+    torch.set_num_threads(start.config.run.threads or 1)
+    voice.log_to(run / "run.log")
+    write_file(run / "config.toml", as_toml(start.config).encode())
+    write_file(run / "data.json", start.data.encode())
+    step = int(start.state["step"])
+    if dropped := cut(run / "metrics.jsonl", step):
+        voice.say(f"metrics.jsonl: {dropped} lines from beyond step {step} dropped; the steps are taken again")
+
+
+def _train(start: Start, run: Path, voice: Progress, signals: Signals) -> End:
+    """Take the steps of this launch."""
+    state, step = start.state, int(start.state["step"])
+    plan, metrics = _plan(start), run / "metrics.jsonl"
+    voice.say(_about(start, plan))
+    make = partial(batch_at, start.text.train, _shape(start), int(state["key"]))
+    with (
+        open_lines(metrics, {**UNITS, **EVAL_UNITS, **METER_UNITS}) as lines,
+        feed(make, cursor_of(state["cursor"]), ahead=start.config.data.ahead) as batches,
+    ):
+        acts = _acts(start, run, lines, voice, signals)
+        if due(step, plan) and evaluated(metrics, step) is None:  # no launch before got so far
+            voice.say(f"evaluating on held-out text before step {step + 1}")
+            acts.evaluate(state)
+        if start.compiled and step < plan.last and not signals.asked():
+            voice.say("compiling the step: once, about half a minute")
+        voice.begin(step, plan.last)
+        assert start.checkpoint is not None  # one was committed before this
+        return loop(state, batches, plan, acts, checkpoint=start.checkpoint)
+
+
+def _acts(start: Start, run: Path, lines: FileIO, voice: Progress, signals: Signals) -> Acts:
+    """What the loop causes, as functions of values: files, clock and screen."""
+    config, heldout = start.config, start.text.heldout
+    clock = meter(read_lines(run / "metrics.jsonl"), int(start.state["step"]))
+
+    def tick(step: int) -> None:
+        clock.tick(step)
+        voice.tick(step)
+
+    def log(step: int, metrics: TensorDict) -> None:
+        row = clock.row(step, metrics)
+        append(lines, row)
+        voice.row(row)
+
+    def commit(state: TensorDict) -> Path:
+        sync(lines)
+        path = save(run / "checkpoints" / step_name(int(state["step"])), state, info=start.info)
+        prune(run / "checkpoints", config.checkpoint.keep)  # only now that its successor is committed
+        clock.pause()
+        return path
+
+    def measure(state: TensorDict) -> None:
+        if heldout is None:
+            return
+        batches = heldout_batches(heldout, _shape(start), config.eval.rows)
+        row = evaluate(state, batches, weights=config.eval.weights, asked=signals.asked)
+        if row is not None:
+            append(lines, row)
+            voice.heldout(row)
+        clock.pause()
+
+    step = faster(train_step, compile=start.compiled, donate=True)
+    return Acts(_or_interrupted(step, signals), log, commit, measure, tick, signals.asked)
+
+
+def _finish(state: TensorDict, start: Start, run: Path, voice: Progress, signals: Signals) -> None:
+    """The end of a run; everything is saved by now, so a signal drops what is left."""
+    with signals.at_once():
+        if drawable():
+            plot(run)
+        else:
+            voice.say(NO_MATPLOTLIB)
+        if start.config.sample.length:
+            voice.say(f"sample:\n{written(state, start.config.sample, start.config.eval.weights)}")
+
+
+def _plan(start: Start) -> Plan:
+    config, total = start.config, run_steps(start.config)
+    return Plan(
+        last=total if config.stop is None else min(total, config.stop),
+        total=total,
+        log_every=config.log.every,
+        save_every=config.checkpoint.every,
+        eval_every=config.eval.every if start.text.heldout is not None else 0,
+        patience=config.guard.patience,
+    )
+
+
+def _shape(start: Start) -> Shape:
+    batch = start.config.batch
+    return Shape(batch.rows, batch.length, batch.micro)
+
+
+def _about(start: Start, plan: Plan) -> str:
+    config, batch = start.config, start.config.batch
+    count = sum(leaf.numel() for leaf in leaves(start.state["params"]).values())
+    return (
+        f"{count:,} parameters; {plan.total} updates of {batch.rows} rows of {batch.length}; "
+        f"{config.precision.compute}, compile {config.compile}, {config.run.threads} threads"
+    )
+
+
+def _done(run: Path, step: int, seconds: float) -> str:
+    row = evaluated(run / "metrics.jsonl", step)
+    bpb = row.get("eval/bpb") if row else None
+    held = "" if bpb is None else f"held-out {bpb:.4f} bits per byte "
+    return f"done: {held}at step {step}, {duration(seconds)} for this launch; all of it is in {run}"
+
+
+def _or_interrupted(step: Step, signals: Signals) -> Step:
+    """Ctrl-C at a terminal also ends the compiler's processes; what then fails is the interruption, not the step."""
+
+    def stepped(state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
+        try:
+            return step(state, batch)
+        except Exception:
+            if signals.asked():
+                raise Interrupted from None
+            raise
+
+    return stepped
