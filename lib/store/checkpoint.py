@@ -194,6 +194,8 @@ def _refusals(target: Path, size_bytes: int) -> Iterator[None]:
         fix = f"make {target.parent} writable or set another run.dir"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             fix = f"free {size_bytes / 1e6:.0f} MB or set another run.dir"
+        elif error.errno == errno.ENOTDIR:
+            fix = f"move {error.filename} out of the way or set another run.dir"
         elif error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             fix = "check the disk"
         why = f"not saved ({error.strerror}), older checkpoints are untouched"

@@ -131,15 +131,18 @@ def listing(root: Path) -> dict[str, int | None]:
 
 
 def make_folder(folder: Path, made: list[Path]) -> None:
-    """Make a folder and those above it, synced; note the ones made, outermost first."""
+    """Make a folder and those above it, synced; note in `made` the ones that were not there, outermost first."""
     for step in (*reversed(folder.parents), folder):
+        made.append(step)  # before it is made: an interrupt between the two must not lose it
         try:
             os.mkdir(step)
         except OSError:
+            made.pop()
             if step.is_dir():
                 continue
+            if step.exists():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(step)) from None
             raise
-        made.append(step)
         sync(step.parent)
 
 
@@ -147,9 +150,9 @@ def make_folder(folder: Path, made: list[Path]) -> None:
 def temporary(parent: Path, purpose: str = "saving") -> Iterator[Path]:
     """Make a hidden folder, locked while the block runs; what is left of it afterwards is removed."""
     folder = parent / f".{purpose}-{os.urandom(8).hex()}"
-    os.mkdir(folder)
     lock = None
     try:
+        os.mkdir(folder)
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         with contextlib.suppress(OSError):  # some network disks have no locks; there nothing is swept
             fcntl.flock(lock, fcntl.LOCK_EX)

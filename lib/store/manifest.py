@@ -177,7 +177,7 @@ def _check_nodes(manifest: Manifest, where: str) -> None:
     siblings: dict[str, list[str]] = {"": []}
     for path, node in manifest.nodes.items():
         above, _, name = path.rpartition("/")
-        if above not in siblings:
+        if above not in siblings or path != (f"{above}/{name}" if above else name):
             raise CheckpointError(f"{where}: {state_path(path)} must lie in a group named before it; {FIX}")
         siblings[above].append(name)
         if node == "group":

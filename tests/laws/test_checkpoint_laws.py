@@ -1,0 +1,518 @@
+"""What holds for every checkpoint: bits come back, no damage passes, no moment of death loses a committed state.
+
+`Machine` stands between the store and the disk. It can die at any file operation, and then takes from the disk what was
+not synced; or refuse an operation; or interrupt one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tensordict import NonTensorData, TensorDict
+
+from lib.config import Model, Recipe
+from lib.errors import CheckpointError
+from lib.store import checkpoint, disk, folder, load, save, writer
+from lib.store.folder import committed, latest, prune, step_name, sweep
+from lib.store.leaves import STORED, check_names, nodes
+from lib.store.retention import retain
+from tests.checkpoints import assert_same, bits, flip, td, tree
+
+# Random states --------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    """A tensor of any bits, dtype and small shape; sometimes a view that is not contiguous."""
+    kind = STORED[draw(st.sampled_from(sorted(STORED)))][0]
+    shape = draw(st.lists(st.integers(0, 4), max_size=3))
+    count = int(np.prod(shape)) * kind.itemsize
+    raw = torch.tensor(list(draw(st.binary(min_size=count, max_size=count))), dtype=torch.uint8)
+    values = (raw % 2 == 1) if kind is torch.bool else raw.view(kind)
+    values = values.reshape(shape)
+    return draw(st.sampled_from([values, values.movedim(0, -1), values[::2]])) if shape else values
+
+
+def fits(names: dict[str, Any]) -> bool:
+    try:
+        check_names("", names)
+    except CheckpointError:
+        return False
+    return True
+
+
+names = st.text(min_size=1, max_size=5) | st.sampled_from(["c", "0", "w", "a.b", "zarr"])
+trees = st.recursive(
+    tensors(),
+    lambda inner: (
+        st.dictionaries(names.filter(lambda name: name != "params"), inner, max_size=4)
+        .filter(fits)
+        .map(lambda leaves: TensorDict(leaves, batch_size=[]))
+    ),
+    max_leaves=6,
+)
+recipes = st.sampled_from([None, Recipe(), Recipe(model=Model(width=64, dropout=0.1))])
+
+
+@st.composite
+def states(draw: st.DrawFn) -> TensorDict:
+    state = TensorDict({"tree": draw(trees)}, batch_size=[])
+    if recipe := draw(recipes):
+        state.set("recipe", NonTensorData(recipe))
+    if draw(st.booleans()):
+        state["step"] = torch.tensor(draw(st.integers(0, 2**62)))
+    return state
+
+
+@given(states())
+def test_load_gives_back_the_bits_that_were_saved(state: TensorDict) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        path = save(Path(root) / "a", state)
+        back = load(path)
+        assert_same(state, back)
+        group = zarr.open_group(path, mode="r")
+        for name, leaf in nodes(back).items():
+            if isinstance(leaf, torch.Tensor):
+                assert leaf.is_contiguous()
+                assert np.asarray(group[name][...]).tobytes() == bits(leaf)  # type: ignore[index]
+
+
+@given(states())
+def test_saving_what_was_loaded_writes_the_same_bytes(state: TensorDict) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        first = save(Path(root) / "a", state)
+        second = save(Path(root) / "b", load(first))
+        assert tree(first) == tree(second)
+
+
+@given(states())
+def test_saving_changes_neither_the_state_nor_the_generator(state: TensorDict) -> None:
+    before = {path: bits(leaf) for path, leaf in nodes(state).items() if isinstance(leaf, torch.Tensor)}
+    generator = torch.get_rng_state()
+    with tempfile.TemporaryDirectory() as root:
+        load(save(Path(root) / "a", state))
+    assert before == {path: bits(leaf) for path, leaf in nodes(state).items() if isinstance(leaf, torch.Tensor)}
+    assert torch.equal(generator, torch.get_rng_state())
+
+
+# Damage ---------------------------------------------------------------------------------------------------------------
+
+
+def small() -> TensorDict:
+    return td(
+        step=torch.tensor(3),
+        params=td(w=torch.tensor([1.5, -0.0]), b=torch.tensor([1.0]).bfloat16()),
+        none=torch.zeros(0, 2),
+        recipe=NonTensorData(Recipe()),
+    )
+
+
+def must_name(path: Path, name: str) -> None:
+    """Loading fails, and the error names the leaf the file belongs to, or the file."""
+    owner = name.rpartition("/c")[0] or name.rpartition("/")[0]
+    want = f"state.{owner.replace('/', '.')}" if owner else name
+    with pytest.raises(CheckpointError) as caught:
+        load(path)
+    assert want in str(caught.value), (name, str(caught.value))
+    assert str(path) in str(caught.value)
+
+
+def test_no_flipped_byte_passes(tmp_path: Path) -> None:
+    path = save(tmp_path / "a", small())
+    for name, data in tree(path).items():
+        for at in range(len(data or b"")):
+            # Every bit of the values, one bit of every byte of the metadata.
+            for bit in range(8) if name.partition("/c")[1] else [at % 8]:
+                spoilt = bytearray(data or b"")
+                spoilt[at] ^= 1 << bit
+                (path / name).write_bytes(spoilt)
+                must_name(path, name)
+        if data is not None:
+            (path / name).write_bytes(data)
+    assert_same(load(path), small())
+
+
+def test_no_shortened_lengthened_emptied_missing_or_extra_file_passes(tmp_path: Path) -> None:
+    path = save(tmp_path / "a", small())
+    for name, data in tree(path).items():
+        if data is None:
+            continue
+        for spoilt in (data[:-1], data[1:], data + b"\0", b"", data + data, bytes(len(data))):
+            (path / name).write_bytes(spoilt)
+            must_name(path, name)
+        (path / name).unlink()
+        must_name(path, name)
+        (path / name).mkdir()
+        must_name(path, name)
+        (path / name).rmdir()
+        (path / name).write_bytes(data)
+        extra = path / f"{name}.bak"
+        extra.write_bytes(data)
+        must_name(path, f"{name}.bak")
+        extra.unlink()
+    assert_same(load(path), small())
+
+
+def test_files_of_two_checkpoints_do_not_mix(tmp_path: Path) -> None:
+    one, two = save(tmp_path / "a", small()), save(tmp_path / "b", td(**{**small(), "params": td(w=torch.ones(2))}))
+    for name, data in tree(one).items():
+        other = tree(two).get(name)
+        if data is not None and other is not None and other != data:
+            (one / name).write_bytes(other)
+            with pytest.raises(CheckpointError):
+                load(one)
+            (one / name).write_bytes(data)
+
+
+# Death, refusal, interruption -----------------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """The process is gone: nothing it would still do happens."""
+
+
+class Machine:
+    """The `os` and `shutil` that the store uses, on a machine that fails at the n-th operation that writes."""
+
+    def __init__(self, fails_at: int, failure: type[BaseException] = Crash) -> None:
+        self.left, self.failure, self.dead = fails_at, failure, False
+        self.open_files: dict[int, Path] = {}
+        self.unsynced_entries: set[Path] = set()
+        self.unsynced_files: set[Path] = set()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (disk, checkpoint, folder, writer):
+                patch.setattr(module, "os", self)
+            patch.setattr(disk, "shutil", self)
+            try:
+                yield
+            finally:
+                for fd in self.open_files:
+                    os.close(fd)
+
+    def lose_what_was_not_synced(self) -> None:
+        for path in self.unsynced_files:
+            if path.exists():
+                os.truncate(path, 0)
+        for path in self.unsynced_entries:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def _writes(self, done: Callable[[], Any], torn: Callable[[], Any] | None = None) -> Any:
+        """Do an operation, or the half of it that can be done, and fail when it is the one to fail at."""
+        if self.dead:
+            raise Crash
+        self.left -= 1
+        if self.left != 0:
+            return done()
+        if self.failure is OSError:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        (torn or done)()
+        self.dead = self.failure is Crash
+        raise self.failure
+
+    def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
+        if not flags & os.O_CREAT:
+            self._alive()
+            fd = os.open(path, flags, mode)
+        else:
+            self.unsynced_entries.add(Path(path))
+            opened: list[int] = []
+            try:
+                self._writes(lambda: opened.append(os.open(path, flags, mode)))
+            finally:
+                self.open_files.update(dict.fromkeys(opened, Path(path)))
+            fd = opened[0]
+        self.open_files[fd] = Path(path)
+        return fd
+
+    def close(self, fd: int) -> None:
+        self._alive()
+        self.open_files.pop(fd, None)
+        os.close(fd)
+
+    def fdopen(self, fd: int, *args: Any, **kwargs: Any) -> Any:
+        self.open_files.pop(fd)
+        return os.fdopen(fd, *args, **kwargs)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        self.unsynced_files.add(self.open_files[fd])
+        return self._writes(lambda: os.write(fd, data), lambda: os.write(fd, data[: len(data) // 2]))
+
+    def fsync(self, fd: int) -> None:
+        self._writes(lambda: os.fsync(fd))
+        path = self.open_files[fd]
+        self.unsynced_files.discard(path)
+        self.unsynced_entries = {entry for entry in self.unsynced_entries if entry.parent != path}
+
+    def mkdir(self, path: Path, mode: int = 0o777) -> None:
+        if not path.exists():
+            self.unsynced_entries.add(path)
+            self._writes(lambda: os.mkdir(path, mode))
+        else:
+            os.mkdir(path, mode)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """A rename is taken to last at once, so that what it makes visible must have been synced before."""
+        self._writes(lambda: os.rename(old, new))
+
+        def moved(path: Path) -> Path:
+            return new / path.relative_to(old) if path.is_relative_to(old) else path
+
+        self.unsynced_files = {moved(path) for path in self.unsynced_files}
+        self.unsynced_entries = {moved(path) for path in self.unsynced_entries if path != old}
+        self.open_files = {fd: moved(path) for fd, path in self.open_files.items()}
+
+    def rmdir(self, path: Path) -> None:
+        self._writes(lambda: os.rmdir(path))
+
+    def rmtree(self, path: Path, ignore_errors: bool = False) -> None:
+        def half() -> None:
+            for name in sorted(os.listdir(path))[::2]:
+                shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
+
+        if path.exists():
+            if self.failure is OSError and ignore_errors:
+                shutil.rmtree(path)
+            else:
+                self._writes(lambda: shutil.rmtree(path, ignore_errors), half)
+
+    def _alive(self) -> None:
+        if self.dead:
+            raise Crash
+
+
+def operations(action: Callable[[], Any]) -> int:
+    """Count the operations of an action that write."""
+    machine = Machine(10**9)
+    with machine.running():
+        action()
+    return 10**9 - machine.left
+
+
+def numbered(n: int) -> TensorDict:
+    return td(step=torch.tensor(n), params=td(w=torch.full((3,), float(n))), none=td())
+
+
+@pytest.mark.parametrize("losing", [False, True], ids=["all that was written lasts", "only what was synced lasts"])
+@pytest.mark.parametrize("rest", [False, True], ids=["nothing there", "the rest of an unfinished save there"])
+def test_a_save_that_dies_at_any_operation_costs_at_most_itself(tmp_path: Path, losing: bool, rest: bool) -> None:
+    def prepare(root: Path) -> Callable[[], Any]:
+        save(root / "a" / step_name(1), numbered(1))
+        if rest:
+            save(root / "a" / step_name(2), numbered(5))
+            (root / "a" / step_name(2) / "COMMIT").unlink()
+        return lambda: save(root / "a" / step_name(2), numbered(2))
+
+    total = operations(prepare(tmp_path / "count"))
+    assert total > 40
+    seen = set()
+    for n in range(1, total + 1):
+        root = tmp_path / str(n)
+        action = prepare(root)
+        machine = Machine(n)
+        with machine.running(), pytest.raises(Crash):
+            action()
+        if losing:
+            machine.lose_what_was_not_synced()
+        steps = committed(root / "a")
+        assert steps in ([1], [1, 2])
+        seen.add(len(steps))
+        assert_same(load(root / "a"), numbered(steps[-1]))  # whole, and never a mix
+        save(root / "a" / step_name(2), numbered(2))
+        assert_same(load(root / "a"), numbered(2))
+        assert sorted(os.listdir(root / "a")) == [step_name(1), step_name(2)]
+        shutil.rmtree(root)
+    assert seen == {1, 2}
+
+
+def test_the_first_save_that_dies_leaves_no_checkpoint_or_a_whole_one(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    total = operations(lambda: save(tmp_path / "0" / "run" / "checkpoints" / "a", numbered(1)))
+    for n in range(1, total + 1):
+        (tmp_path / str(n)).mkdir()
+        path = tmp_path / str(n) / "run" / "checkpoints" / step_name(1)
+        machine = Machine(n)
+        with machine.running(), pytest.raises(Crash):
+            save(path, numbered(1))
+        machine.lose_what_was_not_synced()
+        assert committed(path.parent) in ([], [1])
+        assert_same(load(save(path, numbered(1))), numbered(1))
+
+
+@pytest.mark.parametrize("failure", [OSError, KeyboardInterrupt])
+def test_a_save_that_fails_at_any_operation_leaves_the_disk_as_it_was(
+    tmp_path: Path, failure: type[BaseException]
+) -> None:
+    save(tmp_path / "a" / step_name(1), numbered(1))
+    before = tree(tmp_path)
+    target = tmp_path / "new" / "checkpoints" / step_name(2)
+    total = operations(lambda: save(target, numbered(2)))
+    shutil.rmtree(tmp_path / "new")
+    saved = 0
+    for n in range(1, total + 1):
+        machine = Machine(n, failure)
+        with machine.running(), pytest.raises(CheckpointError if failure is OSError else KeyboardInterrupt) as caught:
+            save(target, numbered(2))
+        if failure is OSError:
+            assert str(caught.value) == (
+                f"{target}: not saved (No space left on device), older checkpoints are untouched; "
+                f"free 0 MB or set another run.dir"
+            )
+        if committed(target.parent):  # interrupted when all was done: then all is there
+            assert failure is KeyboardInterrupt
+            assert_same(load(target), numbered(2))
+            shutil.rmtree(tmp_path / "new")
+            saved += 1
+        assert tree(tmp_path) == before, n
+    assert saved == (2 if failure is KeyboardInterrupt else 0)
+
+
+def test_pruning_that_dies_at_any_operation_spares_the_newest(tmp_path: Path) -> None:
+    def prepare(root: Path) -> Callable[[], Any]:
+        for step in (1, 2, 3):
+            save(root / step_name(step), numbered(step))
+        return lambda: prune(root, 1)
+
+    for n in range(1, operations(prepare(tmp_path / "count")) + 1):
+        root = tmp_path / str(n)
+        action = prepare(root)
+        machine = Machine(n)
+        with machine.running(), pytest.raises(Crash):
+            action()
+        machine.lose_what_was_not_synced()
+        assert committed(root) in ([1, 2, 3], [2, 3], [3])
+        for step in committed(root):
+            assert_same(load(root / step_name(step)), numbered(step))
+        prune(root, 1)
+        sweep(root)
+        assert os.listdir(root) == [step_name(3)]
+
+
+def test_setting_aside_that_dies_at_any_operation_can_be_done_again(tmp_path: Path) -> None:
+    def prepare(root: Path) -> Callable[[], Any]:
+        for step in (1, 2, 3):
+            save(root / step_name(step), numbered(step))
+        for step in (2, 3):
+            flip(root / step_name(step) / "COMMIT")
+        return lambda: latest(root, older=True)
+
+    for n in range(1, operations(prepare(tmp_path / "count")) + 1):
+        root = tmp_path / str(n)
+        action = prepare(root)
+        with Machine(n).running(), pytest.raises(Crash):
+            action()
+        assert latest(root, older=True) == root / step_name(1)
+        assert len(os.listdir(root)) == 3
+
+
+# A run's life ---------------------------------------------------------------------------------------------------------
+
+
+class Life(RuleBasedStateMachine):
+    """Any sequence of saves, deaths, damage, pruning and resuming, against a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = tempfile.TemporaryDirectory()
+        self.root = Path(self.place.name) / "checkpoints"
+        self.good: dict[int, int] = {}
+        self.damaged: set[int] = set()
+        self.step = 0
+
+    def teardown(self) -> None:
+        self.place.cleanup()
+
+    @initialize(step=st.sampled_from([0, 9997, 2**40]))
+    def begin(self, step: int) -> None:
+        self.step = step
+
+    @rule(value=st.integers(0, 100), stride=st.integers(1, 3))
+    def saves(self, value: int, stride: int) -> None:
+        self.step += stride
+        save(self.root / step_name(self.step), numbered(value))
+        self.good[self.step] = value
+
+    @rule(value=st.integers(0, 100), at=st.integers(1, 60), losing=st.booleans())
+    def dies_while_saving(self, value: int, at: int, losing: bool) -> None:
+        self.step += 1
+        machine = Machine(at)
+        with machine.running():
+            try:
+                save(self.root / step_name(self.step), numbered(value))
+            except Crash:
+                if losing:
+                    machine.lose_what_was_not_synced()
+        if self.step in committed(self.root):
+            self.good[self.step] = value
+
+    @precondition(lambda self: self.good)
+    @rule(data=st.data())
+    def is_damaged(self, data: st.DataObject) -> None:
+        step = data.draw(st.sampled_from(sorted(self.good)))
+        path = self.root / step_name(step)
+        flip(data.draw(st.sampled_from(sorted(p for p in path.rglob("*") if p.is_file()))))
+        del self.good[step]
+        self.damaged.add(step)
+
+    @rule(keep=st.none() | st.integers(1, 3))
+    def prunes(self, keep: int | None) -> None:
+        known = committed(self.root)  # damage in the data does not show without reading it
+        gone = retain(known, keep)
+        assert set(prune(self.root, keep)) == gone
+        self.good = {step: value for step, value in self.good.items() if step not in gone}
+        self.damaged -= gone
+
+    @rule()
+    def resumes(self) -> None:
+        last = max({*self.good, *self.damaged}, default=None)
+        if last is None:
+            assert latest(self.root) is None
+        elif last in self.damaged:
+            with pytest.raises(CheckpointError, match=step_name(last)):
+                load(self.root)
+        else:
+            assert_same(load(self.root), numbered(self.good[last]))
+
+    @precondition(lambda self: self.good)
+    @rule()
+    def resumes_older(self) -> None:
+        last = max(self.good)
+        assert latest(self.root, older=True) == self.root / step_name(last)
+        self.damaged = {step for step in self.damaged if step < last}
+
+    @rule()
+    def sweeps(self) -> None:
+        sweep(self.root)
+        assert not self.root.exists() or not [name for name in os.listdir(self.root) if name.startswith(".")]
+
+    @invariant()
+    def every_good_one_loads(self) -> None:
+        assert set(self.good) <= set(committed(self.root))
+        for step, value in self.good.items():
+            assert load(self.root / step_name(step), keys=["step"])["step"] == value
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=15, stateful_step_count=12)
