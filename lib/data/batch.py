@@ -229,7 +229,7 @@ def _assemble(rows: _Rows, plan: Plan, *, vocab: int, cursor: Cursor) -> TensorD
     mask = column < rows.valid[:, None]
     targets = np.ascontiguousarray(rows.ids[:, 1:])
     values = {
-        "inputs": np.ascontiguousarray(rows.ids[:, :-1]),
+        "inputs": np.where(mask, rows.ids[:, :-1], 0),
         "targets": targets,
         "segments": segments,
         "positions": positions,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 __all__ = ["permute", "restore"]
 
-# With twelve rounds all 720 orders of six elements are drawn alike (chi-square over 12 000 seeds); with ten they are not.
+# With twelve rounds all 720 orders of six elements come alike (chi-square over 12 000 seeds); with ten they do not.
 _ROUNDS = 12
 _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

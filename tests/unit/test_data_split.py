@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from hashlib import blake2b
+from itertools import pairwise
 
 import pytest
 
@@ -26,7 +27,7 @@ def test_a_share_of_the_documents_is_held_out() -> None:
 
 def test_a_larger_share_holds_out_a_superset() -> None:
     sides = [{digest for digest in digests(500) if held_out(digest, share)} for share in (0.01, 0.1, 0.3, 0.99)]
-    assert all(a <= b for a, b in zip(sides, sides[1:], strict=False))
+    assert all(a <= b for a, b in pairwise(sides))
 
 
 def test_auto_takes_the_tail_of_a_few_documents() -> None:
