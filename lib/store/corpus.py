@@ -1,0 +1,205 @@
+"""Files -> documents, with an identity that is made of their content.
+
+Every regular file that looks like text is one document, byte for byte: a byte-order mark at its start is dropped,
+nothing else is changed, and bytes that are no UTF-8 stay as they are. Binary files and formats that are not read are
+passed over and counted where they are met, and refused where they are named. What cannot be read stops the run before
+its first step.
+
+The identity is relative names, sizes and content digests. All content is read for it each time, since no time stamp
+proves that a file is unchanged; this runs at the speed of the hash, near 1 GB/s.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+from lib.errors import DataError
+from lib.store.files import STDLIB, Found, find, refuse, shown
+
+__all__ = ["STDLIB", "Corpus", "Document", "Entry", "Progress", "differences", "documents", "identity_of", "scan"]
+
+# Called with bytes done and bytes in all.
+Progress = Callable[[int, int], None]
+
+# A format that is read leaves this list, and `documents` splits its files into their records.
+_NOT_READ = (".jsonl", ".gz", ".zst", ".parquet", ".arrow", ".npy", ".bin")
+_BOM = b"\xef\xbb\xbf"
+_HEAD = 8192  # a NUL among so many first bytes means that a file is binary, much as in git
+_PIECE = 1 << 20
+
+
+class Entry(NamedTuple):
+    """One file, as far as it decides what is trained on.
+
+    Attributes:
+        name: relative to what was named, with `/` between folders.
+        size: bytes in the file.
+        digest: blake2b, 16 bytes in hex, of the file's content after a byte-order mark.
+    """
+
+    name: str
+    size: int
+    digest: str
+
+
+class Corpus(NamedTuple):
+    """What a scan found.
+
+    Attributes:
+        entries: the files, in the order of their names' bytes.
+        paths: where each of them is now; no part of the identity.
+        skipped: how many files or folders were passed over, by cause.
+        text_bytes: bytes of text in all documents together.
+        identity: digest over all entries.
+    """
+
+    entries: tuple[Entry, ...]
+    paths: tuple[str, ...]
+    skipped: Mapping[str, int]
+    text_bytes: int
+    identity: str
+
+
+class Document(NamedTuple):
+    """One document, read piece by piece.
+
+    Attributes:
+        digest: digest of its text, which decides on which side of the held-out split it falls.
+        pieces: the text, to be read once, before the next document is asked for.
+    """
+
+    digest: bytes
+    pieces: Iterator[bytes]
+
+
+class _Read(NamedTuple):
+    entry: Entry
+    path: str
+    text_bytes: int
+
+
+def scan(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], progress: Progress | None = None) -> Corpus:
+    """Find the files and read each of them once for its digest.
+
+    Args:
+        path: a file, a folder, a pattern, `stdlib:`, or a list of these; the order of a list does not matter.
+        progress: told how far the reading is.
+
+    Returns:
+        The corpus; the same content under the same relative names has the same identity, wherever and whenever.
+
+    Raises:
+        ValueError: the path is empty.
+        DataError: nothing is found, or something named or met cannot be read as text.
+    """
+    items = [os.fspath(path)] if isinstance(path, (str, os.PathLike)) else [os.fspath(item) for item in path]
+    if not items or not all(items):
+        raise ValueError(f"data.path={path!r} must name files, folders or patterns; leave it out for {STDLIB}")
+    skipped: Counter[str] = Counter()
+    found = find(items, skipped)
+    tick = _ticker(sum(each.size for each in found), progress)
+    read = [one for each in found if (one := _read(each, skipped, tick))]
+    # Where the names in a list of folders meet, content decides on the order, never the absolute path.
+    read.sort(key=lambda one: (one.entry.name.encode(), one.entry))
+    entries, text_bytes = tuple(one.entry for one in read), sum(one.text_bytes for one in read)
+    if not text_bytes:
+        causes = ", ".join(f"{cause}: {count}" for cause, count in sorted(skipped.items())) or "nothing in it"
+        why = f"all files are empty ({len(entries)})" if entries else f"no text file there ({causes})"
+        raise DataError(f"{', '.join(map(shown, items))}: {why}; set data.path to plain text")
+    paths = tuple(one.path for one in read)
+    return Corpus(entries, paths, dict(sorted(skipped.items())), text_bytes, identity_of(entries))
+
+
+def identity_of(entries: Sequence[Entry]) -> str:
+    """Digest a set of files: names, sizes, contents; neither where they are nor when they were touched."""
+    digest = blake2b(digest_size=16)
+    for name, size, content in sorted(entries):
+        digest.update(f"{len(name)} {name} {size} {content}\n".encode())
+    return digest.hexdigest()
+
+
+def differences(old: Sequence[Entry], new: Sequence[Entry]) -> list[str]:
+    """Say file by file how two sets differ; an empty list = the same data.
+
+    >>> differences([Entry("a", 1, "x"), Entry("b", 1, "x")], [Entry("a", 2, "y"), Entry("c", 1, "x")])
+    ['a: 1 bytes, now 2', 'b: missing', 'c: new']
+    """
+    before, after = Counter(Entry(*one) for one in old), Counter(Entry(*one) for one in new)
+    gone, came = sorted((before - after).elements()), sorted((after - before).elements())
+    lines = []
+    for name in sorted({one.name for one in gone + came}):
+        was, now = [one for one in gone if one.name == name], [one for one in came if one.name == name]
+        for a, b in zip(was, now, strict=False):
+            lines.append(f"{name}: {a.size} bytes, now {b.size}" if a.size != b.size else f"{name}: content changed")
+        lines += [f"{name}: missing"] * (len(was) - len(now)) + [f"{name}: new"] * (len(now) - len(was))
+    return lines
+
+
+def documents(corpus: Corpus) -> Iterator[Document]:
+    """Read the documents in order, holding no more than a piece of one in memory.
+
+    Raises:
+        DataError: a file is not what it was when it was scanned.
+    """
+    for entry, path in zip(corpus.entries, corpus.paths, strict=True):
+        yield Document(bytes.fromhex(entry.digest), _as_scanned(entry, path))
+
+
+def _ticker(total: int, progress: Progress | None) -> Callable[[int], None]:
+    done = 0
+
+    def tick(size: int) -> None:
+        nonlocal done
+        done = min(done + size, total)
+        if progress:
+            progress(done, total)
+
+    return tick
+
+
+def _read(found: Found, skipped: Counter[str], tick: Callable[[int], None]) -> _Read | None:
+    """Read a file for its entry; none if it is passed over."""
+    suffix = next((suffix for suffix in _NOT_READ if found.path.lower().endswith(suffix)), None)
+    if suffix:
+        refuse(found, f"{suffix} is a format that is not read yet", "give plain text files", skipped)
+        return None
+    digest, size, text_bytes = blake2b(digest_size=16), 0, 0
+    for number, piece in enumerate(_pieces(found.path)):
+        nul = piece.find(b"\0", 0, _HEAD) if number == 0 else -1
+        if nul >= 0:
+            cause = "UTF-16, not UTF-8" if piece.startswith((b"\xff\xfe", b"\xfe\xff")) else "binary, not text"
+            refuse(found, cause + f" (NUL at byte {nul})" * found.named, "save it as UTF-8 text", skipped)
+            return None
+        text = _text(piece, number)
+        digest.update(text)
+        size, text_bytes = size + len(piece), text_bytes + len(text)
+        tick(len(piece))
+    return _Read(Entry(shown(found.name), size, digest.hexdigest()), found.path, text_bytes)
+
+
+def _as_scanned(entry: Entry, path: str) -> Iterator[bytes]:
+    digest, size = blake2b(digest_size=16), 0
+    for number, piece in enumerate(_pieces(path)):
+        text = _text(piece, number)
+        digest.update(text)
+        size += len(piece)
+        yield text
+    if (size, digest.hexdigest()) != (entry.size, entry.digest):
+        raise DataError(f"{shown(path)}: changed while it was being read; run again when nothing writes to it")
+
+
+def _pieces(path: str) -> Iterator[bytes]:
+    try:
+        with open(path, "rb") as file:
+            while piece := file.read(_PIECE):
+                yield piece
+    except OSError as error:
+        raise DataError(f"{shown(path)}: cannot be read ({error.strerror}); allow reading or remove it") from None
+
+
+def _text(piece: bytes, number: int) -> bytes:
+    return piece[len(_BOM) :] if number == 0 and piece.startswith(_BOM) else piece

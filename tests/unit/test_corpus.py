@@ -1,0 +1,213 @@
+"""Files as documents: what is kept byte for byte, what is refused, what identifies a corpus; each message in full."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lib.errors import DataError
+from lib.store.corpus import Corpus, Entry, differences, documents, identity_of, scan
+from tests.unit.test_files import nobody
+
+
+def lay(root: Path, files: dict[str, bytes]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
+    return root
+
+
+def texts(corpus: Corpus) -> list[bytes]:
+    return [b"".join(document.pieces) for document in documents(corpus)]
+
+
+def refused(path: Path, message: str) -> None:
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+        scan(path)
+
+
+@pytest.mark.parametrize("text", [
+    b"one\r\ntwo\r\n",  # line ends stay
+    b"no newline at the end",
+    b"  spaces and \t tabs \n\n",
+    b" \n ",
+    b"caf\xe9 \xed\xa0\x80 \xff",  # no UTF-8
+    b"e\xcc\x81 and \xc3\xa9",  # decomposed and composed
+    b"a\xe2\x80\xa8b\xc2\x85c\x0b\x0cd",  # separators of other readers
+    b"joined\n\xef\xbb\xbfby cat",  # a mark that is not at the start
+    b'{"text": "a<|eos|>b"}',
+    b"x" * 9000 + b"\0",  # a NUL where a text has gone on for long
+])  # fmt: skip
+def test_text_is_kept_byte_for_byte(tmp_path: Path, text: bytes) -> None:
+    assert texts(scan(lay(tmp_path, {"x.txt": text}))) == [text]
+
+
+def test_a_byte_order_mark_is_dropped_once_at_the_start_of_a_file(tmp_path: Path) -> None:
+    mark = b"\xef\xbb\xbf"
+    corpus = scan(lay(tmp_path, {"a.txt": mark + b"a", "b.txt": mark + mark + b"b", "c.txt": mark}))
+    assert texts(corpus) == [b"a", mark + b"b", b""]
+    assert corpus.text_bytes == 5
+    assert [entry.size for entry in corpus.entries] == [4, 7, 3]
+
+
+def test_documents_come_in_the_order_of_their_names_bytes(tmp_path: Path) -> None:
+    corpus = scan(lay(tmp_path, {"b": b"1", "a/z": b"2", "a.txt": b"3", "B": b"4", "\u00e9": b"5", "c/d/e": b"6"}))
+    assert [entry.name for entry in corpus.entries] == ["B", "a.txt", "a/z", "b", "c/d/e", "\u00e9"]
+    assert texts(corpus) == [b"4", b"3", b"2", b"1", b"6", b"5"]
+
+
+def test_a_file_longer_than_a_piece_is_one_document(tmp_path: Path) -> None:
+    text = os.urandom(1 << 20).replace(b"\0", b"x") * 3 + b"end"
+    corpus = scan(lay(tmp_path, {"a": b"1", "long": text, "z": b"2"}))
+    assert texts(corpus) == [b"1", text, b"2"]
+
+
+def test_empty_files_are_documents_but_not_all_of_them(tmp_path: Path) -> None:
+    assert texts(scan(lay(tmp_path, {"a": b"", "b": b"text"}))) == [b"", b"text"]
+    (tmp_path / "b").write_bytes(b"")
+    refused(tmp_path, f"{tmp_path}: all files are empty (2); set data.path to plain text")
+
+
+def test_nothing_to_read_is_refused_with_the_causes(tmp_path: Path) -> None:
+    refused(tmp_path, f"{tmp_path}: no text file there (nothing in it); set data.path to plain text")
+    lay(tmp_path, {".x": b"x", "y~": b"y", "z.jsonl": b"{}", "b": b"\0"})
+    causes = ".jsonl is a format that is not read yet: 1, binary, not text: 1, hidden: 1, "
+    causes += "leftover of an editor or a download: 1"
+    refused(tmp_path, f"{tmp_path}: no text file there ({causes}); set data.path to plain text")
+
+
+@pytest.mark.parametrize("path", ["", [], ["a", ""]])
+def test_a_path_that_is_none_is_a_mistake_of_the_config(path: str | list[str]) -> None:
+    message = f"data.path={path!r} must name files, folders or patterns; leave it out for stdlib:"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        scan(path)
+
+
+def test_binary_files_are_passed_over_in_a_folder_and_refused_by_name(tmp_path: Path) -> None:
+    lay(tmp_path, {"x.txt": b"x", "image": b"\x89PNG\r\n\x1a\n\0\0\0", "wide.txt": "\ufeffab".encode("utf-16-le")})
+    corpus = scan(tmp_path)
+    assert texts(corpus) == [b"x"]
+    assert corpus.skipped == {"UTF-16, not UTF-8": 1, "binary, not text": 1}
+    image, wide = tmp_path / "image", tmp_path / "wide.txt"
+    refused(image, f"{image}: binary, not text (NUL at byte 8); save it as UTF-8 text")
+    refused(wide, f"{wide}: UTF-16, not UTF-8 (NUL at byte 3); save it as UTF-8 text")
+
+
+@pytest.mark.parametrize(("name", "suffix"), [
+    ("x.jsonl", ".jsonl"), ("x.txt.gz", ".gz"), ("x.JSONL.ZST", ".zst"), ("x.parquet", ".parquet"),
+    ("x.arrow", ".arrow"), ("x.npy", ".npy"), ("x.bin", ".bin"),
+])  # fmt: skip
+def test_formats_that_are_not_read_are_never_taken_for_text(tmp_path: Path, name: str, suffix: str) -> None:
+    lay(tmp_path, {name: b'{"text": "a"}\n', "y.txt": b"y"})
+    path = tmp_path / name
+    refused(path, f"{path}: {suffix} is a format that is not read yet; give plain text files")
+    assert scan(tmp_path).skipped == {f"{suffix} is a format that is not read yet": 1}
+
+
+def test_an_unreadable_file_stops_the_run_at_its_start() -> None:
+    with nobody() as root:
+        os.seteuid(os.getuid())
+        lay(root, {"x.txt": b"x", "y.txt": b"y"})
+        (root / "y.txt").chmod(0)
+        if os.getuid() == 0:
+            os.seteuid(65534)
+        refused(root, f"{root}/y.txt: cannot be read (Permission denied); allow reading or remove it")
+        assert texts(scan(root / "x.txt")) == [b"x"]
+        os.seteuid(os.getuid())
+
+
+def test_a_file_that_changes_under_the_reader_is_noticed(tmp_path: Path) -> None:
+    path = lay(tmp_path, {"x.txt": b"some text"}) / "x.txt"
+    message = f"{path}: changed while it was being read; run again when nothing writes to it"
+    for after in (b"some text and more", b"some", b"some tixt", b""):
+        path.write_bytes(b"some text")
+        corpus = scan(path)
+        path.write_bytes(after)
+        with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+            texts(corpus)
+    corpus = scan(lay(tmp_path, {"x.txt": b"some text"}))
+    path.unlink()
+    with pytest.raises(DataError, match=f"^{re.escape(f'{path}: cannot be read (No such file or directory)')}; "):
+        texts(corpus)
+
+
+def test_names_with_line_breaks_and_odd_bytes_stay_on_one_line(tmp_path: Path) -> None:
+    with open(os.fsencode(tmp_path) + b"/a\n\xe9", "wb") as file:
+        file.write(b"x")
+    (entry,) = scan(tmp_path).entries
+    assert entry.name == "a\\n\\xe9"
+
+
+def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    scan(lay(tmp_path, {"a": b"12345", "b": b"678"}), lambda done, total: told.append((done, total)))
+    assert told == [(5, 8), (8, 8)]
+
+
+# Identity -------------------------------------------------------------------------------------------------------------
+
+
+THREE = {"a.txt": b"aaa", "sub/b.txt": b"bbb", "c.txt": b"ccc"}
+
+
+def test_the_identity_of_a_corpus_is_fixed_for_ever(tmp_path: Path) -> None:
+    assert scan(lay(tmp_path, THREE)).identity == "7986f3c34df1510e63a93da6b2baf7b4"
+
+
+def test_moved_folders_and_new_times_are_the_same_corpus(tmp_path: Path) -> None:
+    before = scan(lay(tmp_path / "old", THREE))
+    shutil.move(tmp_path / "old", tmp_path / "else where")
+    os.utime(tmp_path / "else where" / "a.txt", (1, 1))
+    after = scan(tmp_path / "else where")
+    assert after.identity == before.identity
+    assert after.entries == before.entries
+    assert differences(before.entries, after.entries) == []
+    assert scan(str(tmp_path / "else where" / "**")).identity == before.identity
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"a.txt": b"aaa and five lines"}, ["a.txt: 3 bytes, now 18"]),
+    ({"c.txt": None}, ["c.txt: missing"]),
+    ({"a.txt": b"ccc", "c.txt": b"aaa"}, ["a.txt: content changed", "c.txt: content changed"]),
+    ({"sub/b.txt": b"bab"}, ["sub/b.txt: content changed"]),
+    ({"0.txt": b"first"}, ["0.txt: new"]),
+    ({"a.txt": None, "d.txt": b"aaa"}, ["a.txt: missing", "d.txt: new"]),
+    ({"a.txt": b"\xef\xbb\xbfaaa"}, ["a.txt: 3 bytes, now 6"]),
+])  # fmt: skip
+def test_every_other_change_is_named(tmp_path: Path, change: dict[str, bytes | None], said: list[str]) -> None:
+    before = scan(lay(tmp_path, THREE))
+    lay(tmp_path, {name: text for name, text in change.items() if text is not None})
+    for name in [name for name, text in change.items() if text is None]:
+        (tmp_path / name).unlink()
+    after = scan(tmp_path)
+    assert after.identity != before.identity
+    assert differences(before.entries, after.entries) == said
+    assert differences([list(one) for one in before.entries], after.entries) == said  # as it comes out of JSON
+
+
+def test_the_order_of_a_list_and_where_its_folders_are_do_not_matter(tmp_path: Path) -> None:
+    one, two = lay(tmp_path / "p" / "one", {"x": b"1"}), lay(tmp_path / "q" / "two", {"x": b"2"})
+    corpus = scan([one, two])
+    assert corpus.identity == scan([two, one]).identity
+    assert [entry.name for entry in corpus.entries] == ["one/x", "two/x"]
+    shutil.move(two, tmp_path / "two")
+    assert scan([one, tmp_path / "two"]).identity == corpus.identity
+    # Two of one name: content decides on the order.
+    other = lay(tmp_path / "r" / "one", {"x": b"0"})
+    assert texts(scan([one, other])) == texts(scan([other, one]))
+
+
+def test_two_files_of_one_name_are_told_apart() -> None:
+    old = [Entry("x", 1, "a"), Entry("x", 1, "b")]
+    assert identity_of(old) == identity_of(old[::-1])
+    assert differences(old, [Entry("x", 1, "a"), Entry("x", 2, "c")]) == ["x: 1 bytes, now 2"]
+    assert differences(old, old[:1]) == ["x: missing"]
+
+
+def test_names_cannot_be_cut_so_that_two_corpora_meet() -> None:
+    assert identity_of([Entry("a 1 x\n1 b", 1, "y")]) != identity_of([Entry("a", 1, "x"), Entry("b", 1, "y")])
