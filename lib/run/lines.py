@@ -82,7 +82,7 @@ def _texts(path: Path) -> list[str]:
     try:
         with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
             return list(file)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise CheckpointError(

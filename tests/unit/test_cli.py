@@ -13,9 +13,11 @@ import pytest
 from lib.config import Config, load_config
 from lib.run.cli import main
 from lib.run.folder import as_toml
-from lib.run.launch import launch, read_words
+from lib.run.launch import Launch, launch, read_words
 from lib.run.usage import VERBS, usage
 from lib.settings import field_paths
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +25,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def told(*argv: str):
+def told(*argv: str) -> Launch:
     return launch(read_words(list(argv)))
 
 
@@ -167,7 +169,7 @@ def test_a_mistake_of_ours_shows_its_traceback_and_exits_1(
 
 def test_help_costs_no_torch_and_names_every_key() -> None:
     code = "import sys; from lib.run.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert found.returncode == 0, found.stderr
     for key in field_paths(Config):
         assert f"  {key}=" in found.stdout
@@ -176,7 +178,7 @@ def test_help_costs_no_torch_and_names_every_key() -> None:
 def test_a_config_mistake_is_told_within_two_seconds() -> None:
     start = time.monotonic()
     words = [sys.executable, "-m", "lib.run", "optm.lr=1"]
-    found = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    found = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
     assert found.returncode == 2
     assert time.monotonic() - start < 2
 

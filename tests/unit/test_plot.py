@@ -67,7 +67,7 @@ def test_a_refusal_between_two_rows_is_marked_at_the_later_one() -> None:
 
 
 def test_an_empty_metrics_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="0 rows") as caught:
         plot(metrics(tmp_path / "run"))
     path = tmp_path / "run" / "metrics.jsonl"
     assert str(caught.value) == f"{path}: 0 rows, must have some to draw; train first"

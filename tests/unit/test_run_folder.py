@@ -31,19 +31,26 @@ def test_a_folder_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
     hold = f"from pathlib import Path; from lib.run.folder import held\nwith held(Path({str(folder)!r})): pass"
     with held(folder):
         commit(folder)
-        other = subprocess.run([sys.executable, "-c", hold], capture_output=True, text=True)
+        other = subprocess.run([sys.executable, "-c", hold], capture_output=True, text=True, check=False)
         assert other.stderr.splitlines()[-1] == (
             f"ValueError: run.dir={folder}: process {os.getpid()} is training here, must be one at a time; "
             f"wait for it or set another run.dir"
         )
-    assert subprocess.run([sys.executable, "-c", hold], capture_output=True).returncode == 0
+    assert subprocess.run([sys.executable, "-c", hold], capture_output=True, check=False).returncode == 0
+
+
+def fail_in(folder: Path, *made: str) -> None:
+    """Hold a folder, make files in it, and fail."""
+    with held(folder):
+        for name in made:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("x")
+        raise RuntimeError("no")
 
 
 def test_a_failed_start_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="no"), held(tmp_path / "a" / "b"):
-        write_file(tmp_path / "a" / "b" / "config.toml", b"steps = 1\n")
-        (tmp_path / "a" / "b" / "checkpoints" / ".saving-1").mkdir(parents=True)
-        raise RuntimeError("no")
+    with pytest.raises(RuntimeError, match="no"):
+        fail_in(tmp_path / "a" / "b", "config.toml", ".config.toml.new", "metrics.jsonl", "checkpoints/.saving-1/x")
     assert tree(tmp_path) == {}
 
 
@@ -52,16 +59,14 @@ def test_a_failed_start_leaves_what_was_there(tmp_path: Path) -> None:
     (tmp_path / "run" / "config.toml").write_text("mine")
     (tmp_path / "run" / "notes.txt").write_text("mine too")
     before = tree(tmp_path)
-    with pytest.raises(RuntimeError, match="no"), held(tmp_path / "run"):
-        (tmp_path / "run" / "metrics.jsonl").write_text("x")
-        raise RuntimeError("no")
+    with pytest.raises(RuntimeError, match="no"):
+        fail_in(tmp_path / "run", "metrics.jsonl", "run.log")
     assert tree(tmp_path) == before
 
 
 def test_a_started_run_stays_whatever_happens(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="no"), held(tmp_path / "run"):
-        commit(tmp_path / "run")
-        raise RuntimeError("no")
+    with pytest.raises(RuntimeError, match="no"):
+        fail_in(tmp_path / "run", "checkpoints/step_0000000000/COMMIT")
     assert (tmp_path / "run" / "checkpoints" / "step_0000000000").is_dir()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.world.running import TINY, bits, files, rows, run_apart, run_here, text_folder
+from tests.world.running import TINY, Ended, bits, files, hasten, rows, run_apart, run_here, text_folder
 
 STEPS = 12
 
@@ -22,7 +22,7 @@ class Runs:
         assert self.launch("unbroken").code == 0
         self.rows, self.bits = rows(folder / "unbroken"), bits(folder / "unbroken")
 
-    def launch(self, name: str, *words: str, run: Callable = run_here):
+    def launch(self, name: str, *words: str, run: Callable[..., Ended] = run_here) -> Ended:
         return run(*self.words, f"run.dir={self.folder / name}", *words)
 
     def is_the_unbroken_run(self, name: str) -> bool:
@@ -30,15 +30,15 @@ class Runs:
 
 
 @pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes longer than the run."""
-    for module in ("train", "start"):
-        monkeypatch.setattr(f"lib.run.{module}.drawable", lambda: False)
+def _haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    hasten(monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("resume"))
+    with pytest.MonkeyPatch.context() as patch:
+        hasten(patch)
+        return Runs(tmp_path_factory.mktemp("resume"))
 
 
 def test_the_run_is_as_hard_as_it_is_meant_to_be(runs: Runs) -> None:
@@ -118,8 +118,10 @@ def test_a_complete_run_says_so_and_changes_no_file(asked: str, runs: Runs) -> N
     bpb = runs.rows[-1]["eval/bpb"]
     assert ended == (
         0,
-        f"{run}: complete at step 12{beyond}, held-out {bpb:.4f} bits per byte; to go on: python -m lib.run "
-        f"run.dir={run} steps=24 (the rate stays at its floor unless schedule.length=24 too)\n",
+        (
+            f"{run}: complete at step 12{beyond}, held-out {bpb:.4f} bits per byte; to go on: python -m lib.run "
+            f"run.dir={run} steps=24 (the rate stays at its floor unless schedule.length=24 too)\n"
+        ),
         "",
     )
     assert files(run) == before

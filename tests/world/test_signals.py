@@ -1,0 +1,267 @@
+"""Signals and kills at every moment: the run is saved or as it was, the exit code says which, and it goes on alike."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lib.run.signals import Interrupted, watched
+from tests.world.running import TINY, bits, files, hasten, rows, run_here, start, text_folder
+
+AGAIN = "interrupted: nothing is lost, run the same command again to go on\n"
+
+
+class Place:
+    """Text, settings, and the unbroken run of them."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.folder = folder
+        self.text = text_folder(folder / "text")
+        self.words = (*TINY, f"data.path={self.text}", f"data.cache={folder / 'cache'}", *words)
+        assert run_here(*self.words, f"run.dir={folder / 'unbroken'}").code == 0
+        self.rows, self.bits = rows(folder / "unbroken"), bits(folder / "unbroken")
+
+    def words_for(self, name: str) -> tuple[str, ...]:
+        return (*self.words, f"run.dir={self.folder / name}")
+
+    def completes(self, name: str) -> bool:
+        ended = run_here(*self.words_for(name))
+        assert ended.code == 0, ended
+        run = self.folder / name
+        return rows(run) == self.rows and bits(run) == self.bits
+
+
+@pytest.fixture(autouse=True)
+def _haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    hasten(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    with pytest.MonkeyPatch.context() as patch:
+        hasten(patch)
+        return Place(tmp_path_factory.mktemp("signals"))
+
+
+# The answer to a signal, alone ---------------------------------------------------------------------------------------
+
+
+def test_a_signal_is_a_question_until_it_is_asked(capfd: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with watched() as signals:
+        assert not signals.asked()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.asked()
+        with pytest.raises(Interrupted), signals.at_once():
+            raise AssertionError("where nothing needs finishing nothing is begun")
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert capfd.readouterr().err == "\nSIGTERM: saving after this step; once more to leave at once\n"
+
+
+def test_where_nothing_needs_saving_it_is_obeyed_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    with watched() as signals, pytest.raises(Interrupted), signals.at_once(), signals.at_once():
+        os.kill(os.getpid(), signal.SIGINT)
+    assert capfd.readouterr().err == "\nSIGINT: leaving, nothing here needs saving\n"
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with watched() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not signals.asked()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+# One signal, at every kind of moment ---------------------------------------------------------------------------------
+
+# (what is being done, in which call of it, whether a run folder is there afterwards)
+MOMENTS = [
+    ("reading.scan", 1, False),
+    ("reading.prepare", 1, False),
+    ("start.init_state", 1, False),
+    ("train.save", 1, False),
+    ("train.cut", 1, True),
+    ("evals.eval_step", 1, True),
+    ("train.train_step", 1, True),
+    ("train.train_step", 5, True),
+    ("train.train_step", 7, True),
+    ("train.train_step", 12, True),
+    ("train.save", 2, True),
+    ("train.save", 4, True),
+    ("train.prune", 2, True),
+    ("evals.eval_step", 3, True),
+    ("train.append", 6, True),
+    ("train.written", 1, True),
+]
+
+
+def signalled(patch: pytest.MonkeyPatch, what: str, call: int, *, after: bool, number: int = signal.SIGTERM) -> None:
+    """Let a signal arrive just before or just after the given call of a function of the driver."""
+    module, _, name = what.rpartition(".")
+    real: Callable[..., Any] = getattr(__import__(f"lib.run.{module}", fromlist=[name]), name)
+    count = [0]
+
+    def called(*arguments: Any, **options: Any) -> Any:
+        count[0] += 1
+        if count[0] == call and not after:
+            os.kill(os.getpid(), number)
+        result = real(*arguments, **options)
+        if count[0] == call and after:
+            os.kill(os.getpid(), number)
+        return result
+
+    patch.setattr(f"lib.run.{what}", called)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(("what", "call", "there"), MOMENTS, ids=[f"{what}-{call}" for what, call, _ in MOMENTS])
+def test_a_signal_at_any_moment_loses_nothing(
+    what: str, call: int, there: bool, after: bool, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"{what}-{call}-{after}"
+    with monkeypatch.context() as patch:
+        signalled(patch, what, call, after=after)
+        ended = run_here(*place.words_for(name))
+    assert ended.code == 75, ended
+    assert ended.err == AGAIN or "saved; to go on: python -m lib.run run.dir=" in ended.out
+    # A signal after the first commit has made a run of it.
+    assert (place.folder / name).exists() == (there or (what, after) == ("train.save", True))
+    assert place.completes(name)
+
+
+def test_the_line_says_where_it_was_saved(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        signalled(patch, "train.train_step", 3, after=False, number=signal.SIGINT)
+        ended = run_here(*place.words_for("line"))
+    run = place.folder / "line"
+    assert ended.out.endswith(f"interrupted at step 3, saved; to go on: python -m lib.run run.dir={run}\n")
+    assert [row["step"] for row in rows(run)] == [0, 1, 2, 3]
+    assert max((run / "checkpoints").iterdir()).name == "step_0000000003"
+
+
+@pytest.mark.parametrize("verb", ["eval", "sample", "inspect"])
+def test_a_verb_that_only_reads_leaves_at_once(verb: str, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = files(place.folder / "unbroken")
+    with monkeypatch.context() as patch:
+        signalled(patch, "evals.load", 1, after=False)
+        ended = run_here(verb, f"run.dir={place.folder / 'unbroken'}")
+    assert ended == (75, "", AGAIN)
+    assert files(place.folder / "unbroken") == before
+
+
+def test_a_step_that_fails_for_the_signal_is_an_interruption(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_state: Any, _batch: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise RuntimeError("the compiler was killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lib.run.train.train_step", broken)
+        assert run_here(*place.words_for("broken"))[::2] == (75, AGAIN)
+    assert place.completes("broken")
+
+
+# Real processes ------------------------------------------------------------------------------------------------------
+
+LONG = ("steps=400", "checkpoint.every=20", "checkpoint.keep=2", "eval.every=100", "schedule.warmup=20")
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    with pytest.MonkeyPatch.context() as patch:
+        hasten(patch)
+        return Place(tmp_path_factory.mktemp("long"), *LONG)
+
+
+def wait_for_lines(process: subprocess.Popen[str], path: Path, count: int) -> None:
+    """Until metrics.jsonl has so many lines, or the process has ended."""
+    while process.poll() is None:
+        if path.exists() and path.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_process_that_gets_a_signal_saves_and_exits_75(number: signal.Signals, long: Place) -> None:
+    name = number.name
+    process = start(*long.words_for(name))
+    wait_for_lines(process, long.folder / name / "metrics.jsonl", 10 + number)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 75, (out, err)
+    assert err == f"\n{number.name}: saving after this step; once more to leave at once\n"
+    assert "saved; to go on: python -m lib.run run.dir=" in out
+    assert long.completes(name)
+
+
+def test_a_second_signal_leaves_at_once_and_the_committed_is_whole(long: Place) -> None:
+    # A step that takes for ever, after the third: the first signal waits for it, the second does not.
+    slow = (
+        "import sys, time; import lib.run.train as train; from lib.run.cli import main; real = train.train_step\n"
+        "def step(state, batch):\n"
+        "    if int(state['step']) == 22: print('stuck', flush=True); time.sleep(60)\n"
+        "    return real(state, batch)\n"
+        "train.train_step = step; sys.exit(main(sys.argv[1:]))"
+    )
+    process = start(*long.words_for("twice"), program=("-c", slow))
+    assert process.stdout is not None
+    while "stuck" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert time.monotonic() - began < 5
+    assert process.returncode == 128 + signal.SIGINT
+    assert err.endswith("SIGINT again: leaving at once; committed checkpoints are whole\n")
+    assert max((long.folder / "twice" / "checkpoints").iterdir()).name == "step_0000000020"
+    assert long.completes("twice")
+
+
+def kill_often(place: Place, name: str, kills: int, seed: int, number: signal.Signals) -> list[int]:
+    """Start the run again and again, each time ended by a signal at a random moment; gives the exit codes."""
+    draw, codes = random.Random(seed), []
+    for _ in range(kills):
+        process = start(*place.words_for(name))
+        # Half of them while the process starts, reads and loads, half while it trains, saves and evaluates.
+        if draw.random() < 0.5:
+            time.sleep(draw.uniform(0.3, 5.0))
+        else:
+            path = place.folder / name / "metrics.jsonl"
+            have = path.read_bytes().count(b"\n") if path.exists() else 0
+            wait_for_lines(process, path, max(1, have - 20) + draw.randrange(1, 60))
+        process.send_signal(number)
+        process.communicate(timeout=60)
+        codes.append(process.returncode)
+    return codes
+
+
+def test_a_run_that_is_killed_goes_on_from_its_last_checkpoint(long: Place) -> None:
+    assert set(kill_often(long, "killed", 2, 1, signal.SIGKILL)) <= {-signal.SIGKILL, 0}
+    assert long.completes("killed")
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments_change_no_bit(long: Place) -> None:
+    assert set(kill_often(long, "killed-20", 20, 2, signal.SIGKILL)) <= {-signal.SIGKILL, 0}
+    assert long.completes("killed-20")
+
+
+@pytest.mark.slow
+def test_twenty_signals_at_random_moments_end_with_75_and_change_no_bit(long: Place) -> None:
+    codes = kill_often(long, "asked-20", 20, 3, signal.SIGTERM)
+    # Before Python has come as far as our first line a signal has its default meaning.
+    assert set(codes) <= {75, 0, -signal.SIGTERM}
+    assert codes.count(75) > 10
+    assert long.completes("asked-20")
