@@ -183,7 +183,7 @@ class Precision(_Checked, frozen=True):
     """
 
     _at: ClassVar[str] = "precision."
-    compute: Literal["fp32", "bf16", "fp16"] = "bf16"
+    compute: Literal["fp32", "bf16", "fp16"] = "fp32"
 
 
 class Scale(_Checked, frozen=True):
@@ -280,7 +280,7 @@ class Recipe(_Checked, frozen=True):
     model: Model | None = Model()
     batch: Batch = Batch()
     optim: Optim = Optim()
-    schedule: Schedule = Schedule()
+    schedule: Schedule = Schedule(shape="constant")
     precision: Precision = Precision()
     scale: Scale = Scale()
     guard: Guard = Guard()
@@ -288,6 +288,10 @@ class Recipe(_Checked, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.schedule.shape != "constant" and self.schedule.length is None:
+            raise ValueError(
+                f"schedule.length=none must be set for schedule.shape={self.schedule.shape}; set it to the updates of the run"
+            )
         if self.precision.compute == "fp16" and self.scale.dynamic is False:
             raise ValueError(
                 "scale.dynamic=false must not go with precision.compute=fp16 (small gradients vanish); "

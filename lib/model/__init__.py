@@ -1,0 +1,1 @@
+"""Models as functions of (parameters, batch) and a table of their parameters."""

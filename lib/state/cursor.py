@@ -1,0 +1,48 @@
+"""Slot `cursor`: where the data stands, a few integers a source and never data.
+
+It is the position after the last batch that was trained on, and it comes with that batch: however far ahead readers are, the
+state holds what was used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lib.tree import Tree, assert_same, leaves, plain, tree_map
+
+__all__ = ["init", "update"]
+
+
+def init(given: Mapping[str, Any] | None, *, own: bool = False) -> Tree:
+    """Make the cursor of the start.
+
+    Args:
+        given: a tree of int64 tensors to start from; none = the start.
+        own: batches are the caller's own; the start is then `batch` = 0, batches taken, else `text.epoch` = `text.row` = 0.
+
+    Raises:
+        ValueError: a leaf is not int64.
+    """
+    if given is None:
+        zero = torch.zeros((), dtype=torch.int64)
+        return {"batch": zero} if own else {"text": {"epoch": zero, "row": zero.clone()}}
+    tree = tree_map(lambda leaf: leaf.clone(), plain(given))
+    kinds = {leaf.dtype for leaf in leaves(tree).values()}
+    if kinds - {torch.int64}:
+        raise ValueError(f"cursor: leaves are {sorted(map(str, kinds))}, must all be torch.int64; convert them")
+    return tree
+
+
+def update(slot: Tree, batch: Tree) -> Tree:
+    """Take the cursor the batch brought; a batch without one is the next one, and each count goes up by one.
+
+    Raises:
+        ValueError: the batch's cursor has other paths than the state's.
+    """
+    if "cursor" not in batch:
+        return tree_map(lambda leaf: leaf + 1, slot)
+    assert_same(slot, batch["cursor"], where="batch.cursor")
+    return tree_map(lambda leaf: leaf.clone(), batch["cursor"])

@@ -1,0 +1,178 @@
+"""The whole idea on one page: training is one value moving through one pure function.
+
+    state, metrics = train_step(state, batch)
+
+Same inputs, same bits. Inputs are left as they are and share no memory with the outputs. Nothing is read or written but the
+arguments: randomness comes from `state["key"]`, the learning rate from `state["scheduler"]`, what is static from
+`state["recipe"]`. Works eager and under `torch.compile(train_step, fullgraph=True)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from lib import grad, metrics
+from lib.config import Recipe
+from lib.model.loss import language_loss
+from lib.module import as_function
+from lib.optim import Rule, rule_of
+from lib.optim.decay import decay_tree
+from lib.random import fold, purpose
+from lib.state import average, cursor, key, scale, schedule, window
+from lib.tree import Tree, plain, select, tensordict, tree_map
+
+__all__ = ["Loss", "Step", "eval_step", "make_eval_step", "make_train_step", "train_step"]
+
+Step = Callable[[TensorDict, TensorDict], tuple[TensorDict, TensorDict]]
+Loss = Callable[[Any, Any, Tensor | None], tuple[Tensor, Tensor]]
+"""(parameters or module, micro-batch, key) -> (sum of the targets' losses, number of targets). The key is none in evaluation."""
+
+_STEP = purpose("step")
+_DTYPES = (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16))
+
+
+def train_step(state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
+    """Train the recipe's language model on one batch.
+
+    Args:
+        state: as `lib.state.init_state` makes it.
+        batch: [a, b, s] `inputs` `targets` `segments` `positions` int64 and `mask` bool; [a, b] `bytes` int64; `cursor`, the
+            position after this batch. a counts micro-batches.
+
+    Returns:
+        The next state, and metrics named in `lib.metrics.UNITS`.
+
+    Raises:
+        ValueError: the recipe has no model, or the batch does not fit the state.
+    """
+    recipe: Recipe = state["recipe"]
+    return _advance(state, batch, language_loss(recipe), rule_of(recipe.optim))
+
+
+def make_train_step(loss: Loss, module: nn.Module | None = None, *, rule: Rule | None = None) -> Step:
+    """Make a train step from your own loss, and your own module and optimizer if you like.
+
+    Args:
+        loss: `loss(params, batch, key)` gives the sum of the targets' losses and how many targets there are. `params` is the
+            tree of parameters in the compute dtype; with a module it is a function that calls the module with them.
+            `batch` is one micro-batch, without the leading axis. All randomness must come from `key`.
+        module: an `nn.Module` to call; its own parameters are only a template, the state's are used.
+        rule: an optimizer as a pair of pure functions; none = the recipe's.
+
+    Returns:
+        A pure function of (state, batch), for states made by `init_state(recipe, params=module, rule=rule)`.
+
+    Raises:
+        ValueError: the module keeps state or draws randomness of its own (batch norm, dropout).
+    """
+    called = as_function(loss, module)
+
+    def step(state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
+        return _advance(state, batch, _numbered(called), rule or rule_of(state["recipe"].optim))
+
+    return step
+
+
+def eval_step(state: TensorDict, batch: TensorDict) -> TensorDict:
+    """Measure the recipe's language model on one batch, without randomness; reports add up with `lib.metrics.merge`."""
+    return _evaluate(state, batch, language_loss(state["recipe"]))
+
+
+def make_eval_step(loss: Loss, module: nn.Module | None = None) -> Callable[[TensorDict, TensorDict], TensorDict]:
+    """Make the eval step that goes with `make_train_step(loss, module)`; the loss gets no key."""
+    called = as_function(loss, module)
+    return lambda state, batch: _evaluate(state, batch, _numbered(called))
+
+
+def _advance(state: TensorDict, batch: TensorDict, loss: grad.MicroLoss, rule: Rule) -> tuple[TensorDict, TensorDict]:
+    recipe: Recipe = state["recipe"]
+    old, data = plain(state), plain(batch)
+
+    # 1. Each micro-batch: cast, forward, sum of losses times the scale; gradients added in fp32.
+    draws = fold(fold(old["key"], _STEP), old["step"])
+    in_compute = _cast(recipe.precision.compute)
+    summed = grad.accumulate(
+        lambda params, part, number: loss(in_compute(params), in_compute(part), draws, number),
+        old["params"],
+        grad.micro_batches(data),
+        old["scale"]["scale"],
+    )
+
+    # 2, 3. Divide once, by all the targets of the update. No targets: the sums are zero, and so is the quotient.
+    divisor = old["scale"]["scale"] * summed.targets.clamp(min=1)
+    grads = tree_map(lambda g: g / divisor, summed.grads)
+    loss_nats = summed.total / summed.targets.clamp(min=1)
+
+    # 4. Norm, tests, clip: once per update, on the real gradients.
+    norm = grad.global_norm(grads)
+    some = summed.targets > 0
+    finite = torch.isfinite(norm) & torch.isfinite(summed.total)
+    spike = (
+        window.is_spike(old["window"], recipe.guard, loss_nats, norm) if "window" in old else torch.zeros_like(finite)
+    )
+    accept = some & finite & ~spike
+    factor = grad.clip_factor(norm, recipe.optim.clip)
+    grads = tree_map(lambda g: g * factor, grads)
+
+    # 5. Learning rate, update, average.
+    lr = old["scheduler"]["lr"] * schedule.factor(old["scheduler"]["position"] + 1, recipe.schedule)
+    decays = decay_tree(old["params"], recipe, old["scheduler"]["decay"])
+    params, optimizer = rule.update(grads, old["optimizer"], old["params"], lr, decays)
+    proposed = {"params": params, "optimizer": optimizer}
+    if "average" in old and recipe.optim.average is not None:
+        proposed["average"] = average.update(old["average"], params, recipe.optim.average)
+
+    # 6, 7. Accept or refuse, leaf by leaf; what must move moves either way, and the cursor is the one the batch brought.
+    refused = some & ~accept
+    new: Tree = select(accept, proposed, {name: old[name] for name in proposed})
+    new["step"] = old["step"] + 1
+    new["scheduler"] = schedule.update(old["scheduler"], recipe.schedule, accept=accept)
+    new["cursor"] = cursor.update(old["cursor"], data)
+    new["scale"] = scale.update(old["scale"], recipe, finite=finite, refused=refused, some=some)
+    new["key"] = key.update(old["key"])
+    if "window" in old:
+        new["window"] = window.update(old["window"], accept, loss_nats, norm)
+
+    report = metrics.train_report(
+        step=new["step"],
+        total=summed.total,
+        count=summed.targets,
+        size_bytes=_bytes(data, summed.targets),
+        lr=lr,
+        norm=norm,
+        scale=old["scale"]["scale"],
+        skipped=new["scale"]["skipped"],
+        refused=refused,
+    )
+    out = tensordict(new)
+    out.set_non_tensor("recipe", recipe)
+    return out, report
+
+
+def _evaluate(state: TensorDict, batch: TensorDict, loss: grad.MicroLoss) -> TensorDict:
+    data = plain(batch)
+    in_compute = _cast(state["recipe"].precision.compute)
+    params = in_compute(plain(state["params"]))
+    with torch.no_grad():
+        parts = [loss(params, in_compute(part), None, n) for n, part in enumerate(grad.micro_batches(data))]
+    total = torch.stack([part[0].to(torch.float64) for part in parts]).sum()
+    count = torch.stack([torch.as_tensor(part[1]) for part in parts]).sum()
+    return metrics.eval_report(total, count, _bytes(data, count))
+
+
+def _cast(compute: str) -> Callable[[Tree], Tree]:
+    dtype = dict(_DTYPES)[compute]
+    return lambda tree: tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
+
+
+def _numbered(loss: Loss) -> grad.MicroLoss:
+    return lambda params, part, draws, number: loss(params, part, None if draws is None else fold(draws, number))
+
+
+def _bytes(data: Tree, count: Tensor) -> Tensor:
+    return data["bytes"].sum() if "bytes" in data else torch.zeros_like(count)
