@@ -11,22 +11,22 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch._higher_order_ops.scan import scan
 
 from lib.config import Model
 from lib.nn.attention import attend
 from lib.nn.dropout import dropout
+from lib.nn.embed import embed
 from lib.nn.ffn import swiglu
 from lib.nn.linear import linear
-from lib.nn.mask import as_bias, causal, same_document
+from lib.nn.mask import document_bias
 from lib.nn.norm import rms_norm
 from lib.nn.rope import rotate, rotations
-from lib.shapes import Float, Int
+from lib.shapes import Float
 from lib.tree import Tree, flatten
 
-__all__ = ["Places", "Spec", "block", "embed", "hidden", "inner_width", "logits", "parameters", "places"]
+__all__ = ["Places", "Spec", "block", "hidden", "inner_width", "logits", "parameters", "places"]
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -93,7 +93,7 @@ def logits(params: Tree, batch: Tree, model: Model, keys: Tensor | None = None) 
 
 def hidden(params: Tree, batch: Tree, model: Model, keys: Tensor | None = None) -> Float[Tensor, "b s d"]:
     """Last activations, normalised: what the output head reads."""
-    x = embed(params, batch["inputs"])
+    x = embed(batch["inputs"], params["embed"]["weight"])
     where = places(batch, model, x.dtype, keys)
     x = dropout(x, model.dropout, keys, 0)
     run = _by_scan if model.layers == "scan" else _unrolled
@@ -101,18 +101,10 @@ def hidden(params: Tree, batch: Tree, model: Model, keys: Tensor | None = None) 
     return rms_norm(x, params["norm"], model.eps)
 
 
-def embed(params: Tree, ids: Int[Tensor, "b s"]) -> Float[Tensor, "b s d"]:
-    """Look up the ids' vectors."""
-    return F.embedding(ids, params["embed"]["weight"])
-
-
 def places(batch: Tree, model: Model, dtype: torch.dtype, keys: Tensor | None = None) -> Places:
     """Work out once what all blocks share."""
     cos, sin = rotations(batch["positions"], model.width // model.heads, model.theta)
-    length = batch["inputs"].shape[1]
-    bias = None
-    if model.documents:
-        bias = as_bias(same_document(batch["segments"]) & causal(length, length, cos.device), dtype)
+    bias = document_bias(batch["segments"], dtype) if model.documents else None
     return Places(cos, sin, bias, keys)
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from lib.config import Model
 from lib.model import lm
 from lib.nn.attention import attend
+from lib.nn.embed import embed
 from lib.nn.linear import linear
-from lib.nn.mask import as_bias, causal
+from lib.nn.mask import causal_bias
 from lib.nn.norm import rms_norm
 from lib.nn.rope import rotations
 from lib.random import fold, mix32, uniform
@@ -59,8 +60,8 @@ def extend(params: Tree, model: Model, ids: Int[Tensor, "b s"], cache: Cache) ->
         raise ValueError(f"cache: {end} positions do not fit, must be at most {room}; make it with more room")
     positions = torch.arange(cache.used, end, device=ids.device).expand(rows, count)
     cos, sin = rotations(positions, model.width // model.heads, model.theta)
-    x = lm.embed(params, ids)
-    bias = as_bias(causal(count, end, ids.device), x.dtype).expand(rows, count, end)
+    x = embed(ids, params["embed"]["weight"])
+    bias = causal_bias(count, end, x.dtype, ids.device).expand(rows, count, end)
     keys, values = cache.keys.clone(), cache.values.clone()
     flat, rebuild = flatten(params["blocks"])
 
