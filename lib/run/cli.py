@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
             with signals.at_once():
                 words = read_words(argv)
                 if words.help:
-                    print(usage(words.verb if words.verb_given else None))
+                    print(usage(words.verb if words.verb_given else None), flush=True)
                     return 0
                 told = launch(words)
                 verb = _show if told.show else _verb(told.verb)
@@ -69,7 +69,7 @@ def _show(told: Launch, _voice: Progress, signals: Signals) -> int:
     with signals.at_once():
         from lib.run.show import shown
 
-        print(shown(told.config))
+        print(shown(told.config), flush=True)
     return 0
 
 

@@ -21,6 +21,8 @@ from lib.errors import CheckpointError
 
 __all__ = ["Progress", "duration", "heldout_text", "progress", "row_text", "short"]
 
+WIDE = 110  # columns of a terminal from which on there is room for everything
+
 Row = dict[str, Any]
 
 
@@ -82,11 +84,11 @@ class _Log(NamedTuple):
 
 @contextmanager
 def progress(out: TextIO | None = None, *, live: bool | None = None) -> Iterator[Progress]:
-    """Open the voice for a launch; `live` = a bar, none = when `out` is a terminal."""
+    """Open the voice for a launch; `live` = a bar, none = when `out` is a terminal that can draw one."""
     out = sys.stdout if out is None else out
     log = _log()
     steady = cast("TextIO", _Steady(out))
-    voice = _live(steady, log) if (out.isatty() if live is None else live) else _plain(steady, log)
+    voice = _live(steady, log) if (_can_draw(out) if live is None else live) else _plain(steady, log)
     try:
         yield voice
     finally:
@@ -131,6 +133,10 @@ def duration(seconds: float) -> str:
 def short(value: float | None, form: str) -> str:
     """A number in `form`; none (it was not finite, or there is none) is a dash."""
     return "-" if value is None else format(value, form)
+
+
+def _can_draw(out: TextIO) -> bool:
+    return out.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def _plain(out: TextIO, log: _Log) -> Progress:
@@ -184,9 +190,14 @@ def _live(out: TextIO, log: _Log) -> Progress:
     def row(row: Row) -> None:
         left_s = left(row["step"], last[0])
         log.note(row_text(row, last[0], left_s))
-        parts = [f"bpb {short(row['bpb'], '.3f')}", seen["heldout"], f"loss {short(row['loss_nats'], '.3f')} nats"]
-        parts += [f"lr {short(row['lr'], '.1e')}", f"{_thousands(row.get('tokens_per_s'))} tokens/s"]
-        parts += [f"refused {row['skipped']}" if row.get("skipped") else "", f"{duration(left_s or 0)} left"]
+        parts = [f"bpb {short(row['bpb'], '.3f')}", seen["heldout"]]
+        if console.width >= WIDE:
+            parts += [f"loss {short(row['loss_nats'], '.3f')} nats", f"lr {short(row['lr'], '.1e')}"]
+        parts += [
+            f"{_thousands(row.get('tokens_per_s'))} tokens/s",
+            f"refused {row['skipped']}" if row["skipped"] else "",
+        ]
+        parts.append("" if left_s is None else f"{duration(left_s)} left")
         bar.update(task, description="  ".join(part for part in parts if part))
 
     def heldout(row: Row) -> None:

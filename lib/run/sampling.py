@@ -14,6 +14,7 @@ from lib.run.evals import newest_state, weights_of
 from lib.run.launch import Launch
 from lib.run.progress import Progress
 from lib.run.signals import Signals
+from lib.tree import plain
 
 __all__ = ["sample_verb", "written"]
 
@@ -36,7 +37,7 @@ def written(state: TensorDict, choice: Sample, weights: Literal["params", "avera
     # Without a prompt the model begins a document: its first byte is predicted from an end mark.
     prompt = encode(choice.prompt.encode()).tolist() or [EOS]
     ids = sample(
-        weights_of(state, weights)["params"],
+        plain(weights_of(state, weights)["params"]),
         state["recipe"].model,
         torch.tensor(prompt, dtype=torch.int64),
         length=choice.length,

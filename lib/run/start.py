@@ -6,6 +6,7 @@ Nothing here writes: mistakes are found in the order config, recipe, text, and l
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +36,8 @@ class Start(NamedTuple):
 
     Attributes:
         config: with nothing left open.
-        state: of step 0, or of the newest checkpoint.
+        state: of step 0, or of the newest checkpoint; in a list, for the loop to take it out: a second holder would keep
+            its memory for as long as the run lasts.
         checkpoint: the newest checkpoint; none = not one is committed yet.
         text: what is trained on.
         data: content of data.json.
@@ -44,7 +46,7 @@ class Start(NamedTuple):
     """
 
     config: Config
-    state: TensorDict
+    state: list[TensorDict]
     checkpoint: Path | None
     text: Text
     data: str
@@ -76,7 +78,7 @@ def fresh(told: Launch, voice: Progress) -> Start:
     state = init_state(recipe, seed=config.run.seed)
     fixed = settled(config, recipe.schedule, threads=threads, compiled=compiled)
     info = as_info(threads, compiled, state["step"].device.type)
-    return Start(fixed, state, None, text, corpus_text(corpus, fixed.data.path), info, compiled)
+    return Start(fixed, [state], None, text, corpus_text(corpus, fixed.data.path), info, compiled)
 
 
 def resumed(told: Launch, voice: Progress) -> Start:
@@ -96,8 +98,11 @@ def resumed(told: Launch, voice: Progress) -> Start:
     if path is None:
         raise CheckpointError(f"{run / 'checkpoints'}: emptied while it was read; run again")
     state = load(path)
-    going = _going_on(told, path, state)
+    going = _going_on(told, state, read_info(path))
     voice.say(f"{run}: going on from step {int(state['step'])} of {run_steps(config)}")
+    schedule, steps = going.recipe.schedule, run_steps(config)
+    if schedule.shape != "constant" and schedule.length is not None and steps > schedule.length:
+        voice.say(f"schedule.length: stays {schedule.length}, beyond it the rate stays at its floor")
     for note in going.notes:
         voice.say(note)
     corpus = find_text(config, voice)
@@ -107,8 +112,9 @@ def resumed(told: Launch, voice: Progress) -> Start:
     compiled = config.compile == "on" if going.compiled is None else going.compiled
     fixed = settled(config, going.recipe.schedule, threads=threads, compiled=compiled)
     info = as_info(threads, compiled, state["step"].device.type)
-    state = with_changes(state, going.recipe)
-    return Start(fixed, state, path, text, corpus_text(corpus, fixed.data.path), info, compiled)
+    return Start(
+        fixed, [with_changes(state, going.recipe)], path, text, corpus_text(corpus, fixed.data.path), info, compiled
+    )
 
 
 def ended(told: Launch) -> str | None:
@@ -119,13 +125,13 @@ def ended(told: Launch) -> str | None:
     """
     config, run = told.config, Path(told.config.run.dir)
     path = newest(run / "checkpoints")
-    try:
-        state = load(path, keys=["step", "key", "recipe"]) if path is not None else None
-    except CheckpointError:  # reading it in full will say what is wrong, or take an older one
-        state = None
-    if path is None or state is None:
+    if path is None:
         return None
-    _going_on(told, path, state)
+    try:
+        state, info = load(path, keys=["step", "key", "recipe"]), read_info(path)
+    except CheckpointError:  # reading it in full will say what is wrong, or take an older one
+        return None
+    _going_on(told, state, info)
     step, total = int(state["step"]), run_steps(config)
     if step < total:
         stopped = config.stop is not None and step >= config.stop
@@ -150,6 +156,5 @@ def again(config: Config) -> str:
     return f"python -m lib.run run.dir={shlex.quote(config.run.dir)}"
 
 
-def _going_on(told: Launch, path: Path, state: TensorDict) -> Resumed:
-    recorded = recorded_in(read_info(path))
-    return compare(state["recipe"], int(state["key"]), told, recorded, state["step"].device.type)
+def _going_on(told: Launch, state: TensorDict, info: Mapping[str, Any]) -> Resumed:
+    return compare(state["recipe"], int(state["key"]), told, recorded_in(info), state["step"].device.type)

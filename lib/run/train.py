@@ -90,7 +90,7 @@ def _first(start: Start, run: Path) -> Path:
     if newest(run / "checkpoints") is not None:
         raise ValueError(f"run.dir={run}: another process has begun a run here, must be one at a time; run again")
     write_file(run / "config.toml", as_toml(start.config).encode())
-    return save(run / "checkpoints" / step_name(0), start.state, info=start.info)
+    return save(run / "checkpoints" / step_name(0), start.state[0], info=start.info)
 
 
 def _settle(start: Start, run: Path, voice: Progress) -> None:
@@ -99,36 +99,36 @@ def _settle(start: Start, run: Path, voice: Progress) -> None:
     voice.log_to(run / "run.log")
     write_file(run / "config.toml", as_toml(start.config).encode())
     write_file(run / "data.json", start.data.encode())
-    step = int(start.state["step"])
+    step = int(start.state[0]["step"])
     if dropped := cut(run / "metrics.jsonl", step):
         voice.say(f"metrics.jsonl: {dropped} lines from beyond step {step} dropped; the steps are taken again")
 
 
 def _train(start: Start, run: Path, voice: Progress, signals: Signals) -> End:
     """Take the steps of this launch."""
-    state, step = start.state, int(start.state["step"])
-    plan, metrics = _plan(start), run / "metrics.jsonl"
+    step, seed, cursor = (start.state[0][name] for name in ("step", "key", "cursor"))
+    first, plan, metrics = int(step), _plan(start), run / "metrics.jsonl"
     voice.say(_about(start, plan))
-    make = partial(batch_at, start.text.train, _shape(start), int(state["key"]))
+    make = partial(batch_at, start.text.train, _shape(start), int(seed))
     with (
         open_lines(metrics, {**UNITS, **EVAL_UNITS, **METER_UNITS}) as lines,
-        feed(make, cursor_of(state["cursor"]), ahead=start.config.data.ahead) as batches,
+        feed(make, cursor_of(cursor), ahead=start.config.data.ahead) as batches,
     ):
         acts = _acts(start, run, lines, voice, signals)
-        if due(step, plan) and evaluated(metrics, step) is None:  # no launch before got so far
-            voice.say(f"evaluating on held-out text before step {step + 1}")
-            acts.evaluate(state)
-        if start.compiled and step < plan.last and not signals.asked():
+        if due(first, plan) and evaluated(metrics, first) is None:  # no launch before got so far
+            voice.say(f"evaluating on held-out text before step {first + 1}")
+            acts.evaluate(start.state[0])
+        if start.compiled and first < plan.last and not signals.asked():
             voice.say("compiling the step: once, about half a minute")
-        voice.begin(step, plan.last)
+        voice.begin(first, plan.last)
         assert start.checkpoint is not None  # one was committed before this
-        return loop(state, batches, plan, acts, checkpoint=start.checkpoint)
+        return loop(start.state.pop(), batches, plan, acts, checkpoint=start.checkpoint)
 
 
 def _acts(start: Start, run: Path, lines: FileIO, voice: Progress, signals: Signals) -> Acts:
     """What the loop causes, as functions of values: files, clock and screen."""
     config, heldout = start.config, start.text.heldout
-    clock = meter(read_lines(run / "metrics.jsonl"), int(start.state["step"]))
+    clock = meter(read_lines(run / "metrics.jsonl"), int(start.state[0]["step"]))
 
     def tick(step: int) -> None:
         clock.tick(step)
@@ -190,7 +190,7 @@ def _shape(start: Start) -> Shape:
 
 def _about(start: Start, plan: Plan) -> str:
     config, batch = start.config, start.config.batch
-    count = sum(leaf.numel() for leaf in leaves(start.state["params"]).values())
+    count = sum(leaf.numel() for leaf in leaves(start.state[0]["params"]).values())
     return (
         f"{count:,} parameters; {plan.total} updates of {batch.rows} rows of {batch.length}; "
         f"{config.precision.compute}, compile {config.compile}, {config.run.threads} threads"

@@ -62,8 +62,10 @@ def test_a_pipe_gets_one_flushed_line_for_each_thing_said() -> None:
     assert "left" in lines[2]
 
 
-def test_a_terminal_gets_a_bar_and_what_is_said_scrolls_above_it() -> None:
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_terminal_gets_a_bar_and_what_is_said_scrolls_above_it(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
+    monkeypatch.setenv("COLUMNS", str(columns))
     with progress(out, live=True) as voice:
         voice.say("reading [red]text[/red]")
         voice.begin(10, 700)
@@ -74,8 +76,23 @@ def test_a_terminal_gets_a_bar_and_what_is_said_scrolls_above_it() -> None:
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
     assert "reading [red]text[/red]" in text
     assert "20/700" in text
+    assert "bpb 1.803" in text
+    assert "48.1k tokens/s" in text
+    assert ("lr 2.0e-03" in text) == (columns == 120)
     assert heldout_text(HELD) in text
     assert out.getvalue().endswith("\x1b[?25h") or "\x1b[?25h" in out.getvalue()  # the cursor is back
+
+
+@pytest.mark.parametrize(("term", "draws"), [("xterm", True), ("dumb", False), (None, False)])
+def test_a_terminal_that_cannot_draw_gets_lines(term: str | None, draws: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", term) if term else monkeypatch.delenv("TERM", raising=False)
+    with progress(out) as voice:
+        voice.begin(0, 700)
+        voice.row(ROW)
+    assert ("\x1b[?25h" in out.getvalue()) == draws
+    assert (row_text(ROW, 700, None) in out.getvalue()) == (not draws)
 
 
 def test_all_that_was_said_is_in_the_log_with_its_time(tmp_path: Path) -> None:

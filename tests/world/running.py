@@ -70,9 +70,11 @@ def run_here(*words: str) -> Ended:
     return Ended(code, out.getvalue(), err.getvalue())
 
 
-def start(*words: str, program: tuple[str, ...] = ("-m", "lib.run"), **options: Any) -> subprocess.Popen[str]:
+def start(
+    *words: str, program: tuple[str, ...] = ("-m", "lib.run"), terminal: str = "dumb", **options: Any
+) -> subprocess.Popen[str]:
     """Launch in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "TERM": terminal}
     return subprocess.Popen(
         [sys.executable, *program, *words],
         env=environment,

@@ -8,13 +8,17 @@ import os
 import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from tensordict import TensorDict
 
 from lib.run.folder import held
 from lib.run.plot import NO_MATPLOTLIB
+from lib.step import train_step
 from lib.store import save
 from tests.world.running import ROOT, TINY, Ended, bits, files, hasten, rows, run_apart, run_here, start, text_folder
 
@@ -191,7 +195,7 @@ def test_without_held_out_text_nothing_is_evaluated(place: Place) -> None:
 
 def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(place: Place) -> None:
     ours, theirs = os.openpty()
-    process = start(*place.words, f"data.path={place.text}", f"run.dir={place.run}", stdout=theirs)
+    process = start(*place.words, f"data.path={place.text}", f"run.dir={place.run}", stdout=theirs, terminal="xterm")
     os.close(theirs)
     seen = b""
     try:
@@ -220,6 +224,19 @@ def test_a_reader_that_leaves_does_not_end_the_run(place: Place) -> None:
     assert process.stderr.read() == ""
     process.stderr.close()
     assert rows(place.run)[-1]["step"] == 4
+
+
+def test_no_state_but_the_last_is_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    def step(state: TensorDict, batch: TensorDict) -> Any:
+        assert not any(leaf() is not None for leaf in seen[:-1])
+        seen.append(weakref.ref(state["params", "embed", "weight"]))
+        return train_step(state, batch)
+
+    monkeypatch.setattr("lib.run.train.train_step", step)
+    assert place.train().code == 0
+    assert len(seen) == 4
 
 
 # Mistakes ------------------------------------------------------------------------------------------------------------
@@ -440,6 +457,16 @@ def test_refused_updates_that_are_followed_by_a_good_one_do_not(place: Place) ->
     trained = [row for row in rows(place.run) if "refused" in row]
     assert [row["refused"] for row in trained[:2]] == [1, 1]
     assert trained[-1]["refused"] == 0
+
+
+def test_help_into_a_pipe_that_closes_is_no_failure() -> None:
+    process = start("--help", stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+    assert process.stderr.read() == ""
+    process.stderr.close()
 
 
 def test_exit_codes_reach_the_shell(tmp_path: Path) -> None:

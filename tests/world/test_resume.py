@@ -210,3 +210,17 @@ def test_what_may_change_around_the_step_changes_no_bit_of_it(runs: Runs) -> Non
     runs.launch("around", "stop=9", "log.every=2", "eval.rows=3", "checkpoint.keep=none", "eval.weights=average")
     assert runs.launch("around", "eval.every=0", "sample.seed=4", "sample.prompt=the").code == 0
     assert bits(runs.folder / "around") == runs.bits
+
+
+@pytest.mark.slow
+def test_a_compiled_run_is_cut_and_goes_on_alike(runs: Runs) -> None:
+    words = ("compile=on", "model.dropout=0")
+    whole = runs.launch("compiled", *words)
+    assert "compiling the step: once, about half a minute\n" in whole.out
+    runs.launch("compiled-cut", *words, "stop=5")
+    # The decision is the run's: it is kept when a launch leaves it open.
+    ended = runs.launch("compiled-cut", "model.dropout=0", "compile=auto")
+    assert "fp32, compile on, 1 threads\n" in ended.out
+    assert rows(runs.folder / "compiled-cut") == rows(runs.folder / "compiled")
+    assert bits(runs.folder / "compiled-cut") == bits(runs.folder / "compiled")
+    assert any(row.get("refused") for row in rows(runs.folder / "compiled"))
