@@ -1,0 +1,1 @@
+"""Speed with a history: ours against a baseline, interleaved in one process, reported as a ratio."""
