@@ -26,7 +26,8 @@ def td(**leaves: Any) -> TensorDict:
 
 
 def bits(tensor: Tensor) -> bytes:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    plain = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+    return plain.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def assert_same(a: TensorDict, b: TensorDict) -> None:

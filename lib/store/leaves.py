@@ -168,7 +168,7 @@ def _first_twins(names: Iterable[str]) -> tuple[str, str] | None:
     """Find two names that are one file where case or the form of accents does not count."""
     seen: dict[str, str] = {}
     for name in names:
-        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+        folded = unicodedata.normalize("NFC", name.casefold())
         if folded in seen:
             return seen[folded], name
         seen[folded] = name
