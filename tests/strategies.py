@@ -1,0 +1,240 @@
+"""Recipes, states, batches and trees that the core is tried on, and how their bits are compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from torch import Tensor
+
+from lib.config import Batch, Guard, Model, Optim, Precision, Recipe, Scale, Schedule
+from lib.optim import Rule
+from lib.step import Step, make_train_step
+from lib.tree import Tree, from_leaves, leaves, tensordict, tree_map
+
+SEEDS = st.integers(0, 2**63 - 1)
+FINITE = st.floats(-1e3, 1e3, width=32)
+SPOILS = (math.nan, math.inf, -math.inf)
+
+
+def refusal(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """What the one-line `ValueError` of a call says."""
+    with pytest.raises(ValueError, match=r"\S") as caught:
+        call(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Bits -----------------------------------------------------------------------------------------------------------------
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    """Whether two trees have the same paths, dtypes, shapes and bits; NaN equals itself and -0.0 is not 0.0."""
+    return bits(a) == bits(b)
+
+
+def bits(tree: Any) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
+    return {path: (leaf.dtype, tuple(leaf.shape), _bytes(leaf)) for path, leaf in leaves(tree).items()}
+
+
+def form(tree: Any) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    return {path: (leaf.dtype, tuple(leaf.shape)) for path, leaf in leaves(tree).items()}
+
+
+def memory(*trees: Any) -> list[int]:
+    """Where the leaves' storages lie, one entry a leaf."""
+    return [leaf.untyped_storage().data_ptr() for tree in trees for leaf in leaves(tree).values() if leaf.numel()]
+
+
+def largest_gap(a: Any, b: Any) -> float:
+    """Greatest absolute difference of two trees of the same paths."""
+    left, right = leaves(a), leaves(b)
+    assert list(left) == list(right)
+    return max(float((left[p].double() - right[p].double()).abs().max()) for p in left if left[p].numel())
+
+
+def rebuilt(state: TensorDict) -> TensorDict:
+    """The same state made anew from nothing but its bytes, as another process would have it."""
+    named = {p: torch.frombuffer(bytearray(data), dtype=d).reshape(s) for p, (d, s, data) in bits(state).items()}
+    fresh = tensordict(from_leaves(named))
+    recipe = msgspec.json.decode(msgspec.json.encode(state["recipe"]), type=Recipe)
+    fresh.set_non_tensor("recipe", recipe)
+    return fresh
+
+
+def changed(state: TensorDict, **new: Any) -> TensorDict:
+    """A copy with some leaves put in place of the old, `path__to__leaf=value`, in the old dtype and shape."""
+    copy = state.clone()
+    for path, value in new.items():
+        key = tuple(path.split("__"))
+        copy[key] = torch.as_tensor(value, dtype=copy[key].dtype).expand(copy[key].shape).clone()
+    return copy
+
+
+def _bytes(leaf: Tensor) -> bytes:
+    return leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+# The language model ---------------------------------------------------------------------------------------------------
+
+
+def tiny(**parts: Any) -> Recipe:
+    """A recipe small enough for many steps; sections by name replace those here."""
+    model = Model(width=8, depth=2, heads=2, inner=8, vocab=12)
+    return Recipe(**{"model": model, "batch": Batch(rows=4, length=6, micro=2), **parts})
+
+
+def lm_batch(recipe: Recipe, seed: int = 0, *, valid: float = 0.7, number: int = 1) -> TensorDict:
+    """A batch of random ids cut into documents, with a share of valid targets, that stands after `number` updates."""
+    draw = np.random.default_rng(seed)
+    shape = (recipe.batch.micro, recipe.batch.rows // recipe.batch.micro, recipe.batch.length)
+    assert recipe.model is not None
+    opens = draw.random(shape) < 0.2
+    place = np.broadcast_to(np.arange(shape[2]), shape)
+    opened = np.maximum.accumulate(np.where(opens, place, 0), axis=2)
+    ids = draw.integers(0, recipe.model.vocab, (2, *shape))
+    data = {
+        "inputs": ids[0],
+        "targets": ids[1],
+        "segments": opens.cumsum(2),
+        "positions": place - opened,
+        "mask": draw.random(shape) < valid,
+        "bytes": draw.integers(1, shape[2] + 1, shape[:2]),
+    }
+    cursor = {"text": {"epoch": torch.tensor(0), "row": torch.tensor(number * recipe.batch.rows)}}
+    return tensordict({**{name: torch.from_numpy(np.array(value)) for name, value in data.items()}, "cursor": cursor})
+
+
+def with_leaves(batch: TensorDict, **new: Tensor) -> TensorDict:
+    copy = batch.clone()
+    for name, value in new.items():
+        copy[name] = value
+    return copy
+
+
+def split(batch: TensorDict, micro: int) -> TensorDict:
+    """The same rows cut into another number of micro-batches."""
+    data = {name: value for name, value in batch.items() if name != "cursor"}
+    cut = {name: value.reshape(micro, -1, *value.shape[2:]) for name, value in data.items()}
+    return TensorDict({**cut, "cursor": batch["cursor"].clone()}, batch_size=[])
+
+
+@st.composite
+def models(draw: st.DrawFn, *, dropout: bool = True) -> Model:
+    heads, head_width = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([2, 4]))
+    return Model(
+        width=heads * head_width,
+        depth=draw(st.integers(1, 2)),
+        heads=heads,
+        kv_heads=draw(st.sampled_from([None, *(n for n in (1, 2, 4) if heads % n == 0)])),
+        inner=draw(st.sampled_from([None, 4])),
+        vocab=draw(st.integers(2, 20)),
+        dropout=draw(st.sampled_from([0.0, 0.4])) if dropout else 0.0,
+        tied=draw(st.booleans()),
+        documents=draw(st.booleans()),
+    )
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> Recipe:
+    """Every slot with and without, every dtype, every shape of schedule."""
+    micro = draw(st.integers(1, 2))
+    return Recipe(
+        model=draw(models()),
+        batch=Batch(rows=micro * draw(st.integers(1, 2)), length=draw(st.integers(2, 6)), micro=micro),
+        optim=Optim(
+            lr=draw(st.sampled_from([1e-3, 0.1])),
+            decay=draw(st.sampled_from([0.0, 0.1])),
+            clip=draw(st.sampled_from([None, 0.01, 1.0])),
+            no_decay=draw(st.sampled_from([None, (), ("blocks.*",)])),
+            average=draw(st.sampled_from([None, 0.0, 0.9])),
+        ),
+        schedule=Schedule(
+            shape=draw(st.sampled_from(["constant", "linear", "cosine"])),
+            warmup=draw(st.integers(0, 2)),
+            length=draw(st.integers(3, 5)),
+            counts=draw(st.sampled_from(["step", "applied"])),
+        ),
+        precision=Precision(compute=draw(st.sampled_from(["fp32", "bf16", "fp16"]))),
+        scale=Scale(every=draw(st.sampled_from([1, 2000]))),
+        guard=Guard(window=draw(st.sampled_from([0, 4])), sigma=draw(st.sampled_from([0.5, 6.0]))),
+    )
+
+
+# Steps of one's own ---------------------------------------------------------------------------------------------------
+
+OWN = Recipe(model=None, optim=Optim(lr=0.1, decay=0.0, beta2=0.999, clip=None))
+
+
+def own(**parts: Any) -> Recipe:
+    """A recipe without a model, lr 0.1, no clipping, no decay; keys of `optim` and whole sections by name."""
+    optim = {key: parts.pop(key) for key in tuple(parts) if key in Optim.__struct_fields__}
+    recipe = msgspec.structs.replace(OWN, optim=msgspec.structs.replace(OWN.optim, **optim))
+    return msgspec.structs.replace(recipe, **parts)
+
+
+def given_gradients(params: Tree, batch: Tree, key: Tensor | None) -> tuple[Tensor, Tensor]:
+    """A loss whose gradient is what the batch says, leaf by leaf: sum of p * g; `count` says how many targets."""
+    gradients = leaves(batch["grads"])
+    return torch.stack([(p * gradients[path]).sum() for path, p in leaves(params).items()]).sum(), batch["count"]
+
+
+def gradients(*parts: Mapping[str, Any], counts: tuple[int, ...] | None = None) -> TensorDict:
+    """A batch for `given_gradients`: for each micro-batch the gradients by path, and its targets (one each)."""
+    trees = [from_leaves({path: torch.as_tensor(g, dtype=torch.float32) for path, g in part.items()}) for part in parts]
+    stacked = tree_map(lambda *leaf: torch.stack(leaf), trees[0], *trees[1:])
+    return tensordict({"grads": stacked, "count": torch.tensor(counts or (1,) * len(parts))})
+
+
+PLAIN = make_train_step(given_gradients)
+
+SEEN = Rule(
+    init=lambda params: {"grads": tree_map(torch.zeros_like, params)},
+    update=lambda grads, slot, params, lr, decays: (tree_map(torch.clone, params), {"grads": grads}),
+)
+"""A rule that changes no parameter and keeps the gradient it was given: averaged and clipped."""
+
+
+def run(step: Step, state: TensorDict, batches: list[TensorDict]) -> tuple[TensorDict, list[TensorDict]]:
+    """Steps over a list of batches: the last state, and all metrics."""
+    rows = []
+    for batch in batches:
+        state, metrics = step(state, batch)
+        rows.append(metrics)
+    return state, rows
+
+
+def gradient_of(step: Callable[..., Any], state: TensorDict, batch: TensorDict) -> Tree:
+    """The gradient of a recipe's model, read off the first moment: the recipe has beta1=0 and no clipping."""
+    assert state["recipe"].optim.beta1 == 0
+    assert state["recipe"].optim.clip is None
+    new, _ = step(state, batch)
+    tree: Tree = from_leaves(leaves(new["optimizer", "first"]))
+    return tree
+
+
+# Trees ----------------------------------------------------------------------------------------------------------------
+
+_NAMES = st.sampled_from(["a", "b", "c", "w1", "w2"])
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Tensor:
+    shape = draw(st.lists(st.integers(0, 3), max_size=2))
+    values = draw(st.lists(FINITE, min_size=math.prod(shape), max_size=math.prod(shape)))
+    return torch.tensor(values, dtype=torch.float32).reshape(shape)
+
+
+def trees() -> st.SearchStrategy[Tree]:
+    """Nested dicts of fp32 tensors, with at least one leaf, in any order of keys."""
+    branches = st.recursive(
+        arrays(), lambda below: st.dictionaries(_NAMES, below, min_size=1, max_size=3), max_leaves=6
+    )
+    return st.dictionaries(_NAMES, branches, min_size=1, max_size=3)
