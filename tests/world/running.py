@@ -21,14 +21,7 @@ from lib.tree import leaves
 
 ROOT = Path(__file__).parents[2]
 
-# Two micro-batches, dropout, some epochs, and now and then an update that is refused: the scale starts so high that its
-# next growth overflows fp32. Powers of two change no bits, so this forces refusals by settings alone, with no hook.
-TINY = (
-    *("steps=12", "compile=off", "run.threads=1", "model.width=16", "model.depth=1", "model.heads=2"),
-    *("model.dropout=0.1", "batch.rows=4", "batch.length=16", "batch.micro=2", "data.holdout=0.2", "schedule.warmup=2"),
-    *("checkpoint.every=5", "eval.every=4", "log.every=1", "sample.length=8", "optim.average=0.9"),
-    *("scale.dynamic=true", f"scale.initial={2.0**119}", f"scale.highest={2.0**127}", "scale.every=2"),
-)
+TINY = (str(Path(__file__).with_name("tiny.toml")),)
 
 
 class Ended(NamedTuple):

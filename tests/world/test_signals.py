@@ -84,24 +84,27 @@ def test_an_ignored_signal_stays_ignored() -> None:
 
 # One signal, at every kind of moment ---------------------------------------------------------------------------------
 
-# (what is being done, in which call of it, whether a run folder is there afterwards)
+# (what is being done, in which call of it, before or after, whether a run folder is there afterwards)
 MOMENTS = [
-    ("reading.scan", 1, False),
-    ("reading.prepare", 1, False),
-    ("start.init_state", 1, False),
-    ("train.save", 1, False),
-    ("train.cut", 1, True),
-    ("evals.eval_step", 1, True),
-    ("train.train_step", 1, True),
-    ("train.train_step", 5, True),
-    ("train.train_step", 7, True),
-    ("train.train_step", 12, True),
-    ("train.save", 2, True),
-    ("train.save", 4, True),
-    ("train.prune", 2, True),
-    ("evals.eval_step", 3, True),
-    ("train.append", 6, True),
-    ("train.written", 1, True),
+    ("reading.scan", 1, "before", False),
+    ("reading.prepare", 1, "after", False),
+    ("start.init_state", 1, "before", False),
+    ("train.save", 1, "before", False),
+    ("train.save", 1, "after", True),  # a signal after the first commit finds a run
+    ("train.cut", 1, "before", True),
+    ("evals.eval_step", 1, "before", True),
+    ("train.train_step", 1, "before", True),
+    ("train.train_step", 5, "after", True),
+    ("train.append", 6, "before", True),
+    ("train.append", 6, "after", True),
+    ("train.save", 2, "before", True),
+    ("train.save", 2, "after", True),
+    ("train.prune", 2, "after", True),
+    ("evals.eval_step", 3, "before", True),
+    ("evals.eval_step", 4, "after", True),
+    ("train.train_step", 12, "after", True),
+    ("train.save", 4, "after", True),
+    ("train.written", 1, "before", True),
 ]
 
 
@@ -123,19 +126,17 @@ def signalled(patch: pytest.MonkeyPatch, what: str, call: int, *, after: bool, n
     patch.setattr(f"lib.run.{what}", called)
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize(("what", "call", "there"), MOMENTS, ids=[f"{what}-{call}" for what, call, _ in MOMENTS])
+@pytest.mark.parametrize(("what", "call", "when", "there"), MOMENTS, ids=["-".join(map(str, m[:3])) for m in MOMENTS])
 def test_a_signal_at_any_moment_loses_nothing(
-    what: str, call: int, there: bool, after: bool, place: Place, monkeypatch: pytest.MonkeyPatch
+    what: str, call: int, when: str, there: bool, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = f"{what}-{call}-{after}"
+    name = f"{what}-{call}-{when}"
     with monkeypatch.context() as patch:
-        signalled(patch, what, call, after=after)
+        signalled(patch, what, call, after=when == "after")
         ended = run_here(*place.words_for(name))
     assert ended.code == 75, ended
     assert ended.err == AGAIN or "saved; to go on: python -m lib.run run.dir=" in ended.out
-    # A signal after the first commit has made a run of it.
-    assert (place.folder / name).exists() == (there or (what, after) == ("train.save", True))
+    assert (place.folder / name).exists() == there
     assert place.completes(name)
 
 
