@@ -6,24 +6,19 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from tensordict import TensorDict
 
 from lib.data.batch import Plan, heldout_batches
-from lib.errors import CheckpointError, DataError
+from lib.errors import DataError
 from lib.metrics import as_row, merge
-from lib.run.folder import run_folder
 from lib.run.launch import Launch
+from lib.run.newest import newest_state
 from lib.run.progress import Progress
 from lib.run.reading import check_same, find_text, open_text
-from lib.run.resume import recorded_in
 from lib.run.signals import Signals
 from lib.step import eval_step
-from lib.store import load
-from lib.store.checkpoint import read_info
-from lib.store.folder import latest
 
-__all__ = ["EVAL_UNITS", "eval_verb", "evaluate", "newest_state", "weights_of"]
+__all__ = ["EVAL_UNITS", "eval_verb", "evaluate", "weights_of"]
 
 EVAL_UNITS = {
     "eval/loss_nats": "nats per target of the held-out text",
@@ -41,7 +36,7 @@ def eval_verb(told: Launch, voice: Progress, signals: Signals) -> int:
         CheckpointError: its newest checkpoint is absent or damaged.
     """
     with signals.at_once():
-        config, state = told.config, newest_state(told, voice)
+        config, state = told.config, newest_state(told.config, voice)
         recipe = state["recipe"]
         corpus = find_text(config, voice)
         check_same(corpus, recipe.data.digest, Path(config.run.dir) / "data.json", config)
@@ -99,24 +94,3 @@ def weights_of(state: TensorDict, weights: Literal["params", "average"]) -> Tens
     view = state.clone(recurse=False)
     view["params"] = state["average"]
     return view
-
-
-def newest_state(told: Launch, voice: Progress) -> TensorDict:
-    """Read the newest checkpoint of a run, with as many threads as the run has.
-
-    Raises:
-        ValueError: there is no such run.
-        CheckpointError: there is no checkpoint, or it is damaged.
-    """
-    run = run_folder(told.config)
-    path = latest(
-        run / "checkpoints",
-        older=told.config.load == "older",
-        aside=lambda folder, why: voice.say(f"{why}; set aside as {folder}"),
-    )
-    if path is None:
-        raise CheckpointError(f"{run / 'checkpoints'}: no checkpoint is there, must be one; train the run first")
-    threads = told.config.run.threads or recorded_in(read_info(path)).threads
-    if threads is not None:
-        torch.set_num_threads(threads)
-    return load(path)

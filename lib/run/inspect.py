@@ -9,8 +9,8 @@ import msgspec
 import torch
 
 from lib.config import Recipe
-from lib.run.evals import newest_state
 from lib.run.launch import Launch
+from lib.run.newest import newest_state
 from lib.run.progress import Progress
 from lib.run.signals import Signals
 from lib.store.checkpoint import read_info
@@ -27,7 +27,7 @@ def inspect_verb(told: Launch, voice: Progress, signals: Signals) -> int:
         CheckpointError: its newest checkpoint is absent or damaged.
     """
     with signals.at_once():
-        state = newest_state(told, voice)  # read in full, so it is verified
+        state = newest_state(told.config, voice)  # read in full, so it is verified
         named = leaves(state)
         rows = [("leaf", "shape", "dtype", "bytes", "norm"), *(_row(path, leaf) for path, leaf in named.items())]
         widths = [max(len(row[column]) for row in rows) for column in range(5)]

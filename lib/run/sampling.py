@@ -10,8 +10,9 @@ from tensordict import TensorDict
 from lib.config import Sample
 from lib.data.bytes import EOS, decode, encode
 from lib.model.sample import sample
-from lib.run.evals import newest_state, weights_of
+from lib.run.evals import weights_of
 from lib.run.launch import Launch
+from lib.run.newest import newest_state
 from lib.run.progress import Progress
 from lib.run.signals import Signals
 from lib.tree import plain
@@ -27,7 +28,7 @@ def sample_verb(told: Launch, voice: Progress, signals: Signals) -> int:
         CheckpointError: its newest checkpoint is absent or damaged.
     """
     with signals.at_once():
-        state = newest_state(told, voice)
+        state = newest_state(told.config, voice)
         voice.say(written(state, told.config.sample, told.config.eval.weights))
     return 0
 

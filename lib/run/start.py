@@ -19,6 +19,7 @@ from lib.run.compile import decide
 from lib.run.folder import settled
 from lib.run.launch import Launch
 from lib.run.lines import evaluated, read_lines
+from lib.run.newest import newest_checkpoint
 from lib.run.plot import drawable
 from lib.run.progress import Progress
 from lib.run.reading import Text, check_same, corpus_text, find_text, open_text
@@ -26,9 +27,11 @@ from lib.run.resume import Resumed, as_info, compare, recorded_in, with_changes
 from lib.state import init_state
 from lib.store import load
 from lib.store.checkpoint import read_info
-from lib.store.folder import latest, newest
+from lib.store.folder import newest
 
 __all__ = ["Start", "again", "ended", "fresh", "resumed"]
+
+_STAYS = " (the rate stays at its floor unless schedule.length={} too)"
 
 
 class Start(NamedTuple):
@@ -90,13 +93,7 @@ def resumed(told: Launch, voice: Progress) -> Start:
         CheckpointError: its newest checkpoint is damaged, or, with load=older, every one is.
     """
     config, run = told.config, Path(told.config.run.dir)
-    path = latest(
-        run / "checkpoints",
-        older=config.load == "older",
-        aside=lambda folder, why: voice.say(f"{why}; set aside as {folder}"),
-    )
-    if path is None:
-        raise CheckpointError(f"{run / 'checkpoints'}: emptied while it was read; run again")
+    path = newest_checkpoint(config, voice)
     state = load(path)
     going = _going_on(told, state, read_info(path))
     voice.say(f"{run}: going on from step {int(state['step'])} of {run_steps(config)}")
@@ -144,11 +141,8 @@ def ended(told: Launch) -> str | None:
     bpb = row.get("eval/bpb") if row else None
     held = f", held-out {bpb:.4f} bits per byte" if bpb is not None else ""
     past = f", beyond steps={total}" if step > total else ""
-    schedule = state["recipe"].schedule
-    flat = (
-        "" if schedule.shape == "constant" else f" (the rate stays at its floor unless schedule.length={2 * step} too)"
-    )
-    return f"{run}: complete at step {step}{past}{held}; to go on: {again(config)} steps={2 * step}{flat}"
+    stays = "" if state["recipe"].schedule.shape == "constant" else _STAYS.format(2 * step)
+    return f"{run}: complete at step {step}{past}{held}; to go on: {again(config)} steps={2 * step}{stays}"
 
 
 def again(config: Config) -> str:

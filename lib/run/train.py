@@ -95,7 +95,7 @@ def _first(start: Start, run: Path) -> Path:
 
 def _settle(start: Start, run: Path, voice: Progress) -> None:
     """Make the process and the run folder agree with where the launch begins."""
-    torch.set_num_threads(start.config.run.threads or 1)
+    torch.set_num_threads(start.info["threads"])
     voice.log_to(run / "run.log")
     write_file(run / "config.toml", as_toml(start.config).encode())
     write_file(run / "data.json", start.data.encode())
@@ -143,6 +143,7 @@ def _acts(start: Start, run: Path, lines: FileIO, voice: Progress, signals: Sign
         sync(lines)
         path = save(run / "checkpoints" / step_name(int(state["step"])), state, info=start.info)
         prune(run / "checkpoints", config.checkpoint.keep)  # only now that its successor is committed
+        voice.note(f"saved {path}")
         clock.pause()
         return path
 

@@ -158,7 +158,7 @@ def test_the_line_says_where_it_was_saved(
 def test_a_verb_that_only_reads_leaves_at_once(verb: str, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     before = files(place.folder / "unbroken")
     with monkeypatch.context() as patch:
-        signalled(patch, "evals.load", 1, after=False)
+        signalled(patch, "newest.load", 1, after=False)
         ended = run_here(verb, f"run.dir={place.folder / 'unbroken'}")
     assert ended == (75, "", AGAIN)
     assert files(place.folder / "unbroken") == before
