@@ -93,9 +93,8 @@ def as_struct(kind: type, values: Mapping[str, Any], at: str = "", root: type | 
     defaults = kind()
     for key, value in given.items():
         if isinstance(value, _Section):
-            given[key] = as_struct(
-                value.kind, {**_shallow(getattr(defaults, key)), **value.values}, f"{at}{key}.", root
-            )
+            kept = {k: v for k, v in value.values.items() if not isinstance(v, _Default)}
+            given[key] = as_struct(value.kind, {**_shallow(getattr(defaults, key)), **kept}, f"{at}{key}.", root)
     return kind(**given)
 
 
@@ -158,7 +157,7 @@ def _scalar(kind: Any, value: Any) -> tuple[bool, Any]:
     """(fits, value as `kind`). Open text is read by the kind; typed values must fit as they are."""
     text = str(value).strip() if isinstance(value, _Text) else None
     if kind is types.NoneType:
-        return value is None or text in ("none", "null"), None
+        return value is None or (isinstance(value, str) and value.strip() in ("none", "null")), None  # TOML has no none
     if kind is bool:
         return (text in ("true", "false"), text == "true") if text is not None else (isinstance(value, bool), value)
     if kind is int:
