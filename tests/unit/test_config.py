@@ -1,0 +1,579 @@
+"""Configs: every bad setting with its full message, every key in every way of saying it."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+import pytest
+import tomli_w
+import yaml
+
+import lib.config
+from lib.config import (
+    Batch,
+    Config,
+    DataIdentity,
+    Guard,
+    Model,
+    Optim,
+    Precision,
+    Recipe,
+    Run,
+    Scale,
+    Schedule,
+    load_config,
+    recipe_of,
+    run_steps,
+)
+from lib.settings import field_paths
+from tests.strategies import refusal
+
+ROOT = Path(__file__).parent.parent.parent
+STRUCTS = [kind for _, kind in inspect.getmembers(lib.config, inspect.isclass) if kind.__module__ == "lib.config"]
+
+# A value for each key that is not its default, as (what is written, what is read): a new key needs its line here.
+OTHER: dict[str, tuple[Any, Any]] = {
+    "run.dir": ("runs/x=1", "runs/x=1"),
+    "run.seed": (2**62 + 1, 2**62 + 1),
+    "run.threads": (3, 3),
+    "steps": (1000, 1000),
+    "tokens": (10**7, 10**7),
+    "stop": (0, 0),
+    "load": ("older", "older"),
+    "compile": ("off", "off"),
+    "model.width": (64, 64),
+    "model.depth": (7, 7),
+    "model.heads": (8, 8),
+    "model.kv_heads": (2, 2),
+    "model.inner": (33, 33),
+    "model.vocab": (300, 300),
+    "model.dropout": (0.1, 0.1),
+    "model.tied": (False, False),
+    "model.theta": (500_000, 500_000.0),
+    "model.eps": (1e-6, 1e-6),
+    "model.documents": (False, False),
+    "model.layers": ("scan", "scan"),
+    "batch.rows": (6, 6),
+    "batch.length": (7, 7),
+    "batch.micro": (4, 4),
+    "data.path": (["a b", "c"], ("a b", "c")),
+    "data.holdout": (0.25, 0.25),
+    "data.holdout_by": ("tail", "tail"),
+    "data.cache": ("somewhere", "somewhere"),
+    "data.ahead": (0, 0),
+    "optim.rule": ("adamw", "adamw"),
+    "optim.lr": (1e-4, 1e-4),
+    "optim.decay": (0, 0.0),
+    "optim.beta1": (0.0, 0.0),
+    "optim.beta2": (0.999, 0.999),
+    "optim.eps": (1e-15, 1e-15),
+    "optim.clip": (None, None),
+    "optim.no_decay": (["*.norm", "embed.*"], ("*.norm", "embed.*")),
+    "optim.average": (0.999, 0.999),
+    "schedule.shape": ("linear", "linear"),
+    "schedule.warmup": (0, 0),
+    "schedule.length": (123, 123),
+    "schedule.floor": (0, 0.0),
+    "schedule.counts": ("applied", "applied"),
+    "precision.compute": ("bf16", "bf16"),
+    "scale.dynamic": (True, True),
+    "scale.initial": (1024, 1024.0),
+    "scale.growth": (4, 4.0),
+    "scale.backoff": (0.25, 0.25),
+    "scale.every": (100, 100),
+    "scale.lowest": (0.5, 0.5),
+    "scale.highest": (2**20, 2.0**20),
+    "guard.patience": (3, 3),
+    "guard.window": (128, 128),
+    "guard.sigma": (4.5, 4.5),
+    "checkpoint.every": (17, 17),
+    "checkpoint.keep": (None, None),
+    "eval.every": (0, 0),
+    "eval.rows": (None, None),
+    "eval.weights": ("params", "params"),
+    "log.every": (1, 1),
+    "sample.prompt": ("yes 1e-4 # no", "yes 1e-4 # no"),
+    "sample.length": (0, 0),
+    "sample.temperature": (0, 0.0),
+    "sample.top_k": (None, None),
+    "sample.seed": (5, 5),
+}
+ONE_CHOICE = {"optim.rule", "eval.weights"}  # no other value that could stand alone
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return dict(value)
+
+
+def at(config: Any, path: str) -> Any:
+    for key in path.split("."):
+        config = getattr(config, key)
+    return config
+
+
+def spoken(value: Any) -> str:
+    """As one types it on a command line."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(value) if isinstance(value, list) else str(value)
+
+
+def test_every_key_has_its_line_in_this_table() -> None:
+    assert list(OTHER) == list(field_paths(Config))
+
+
+@pytest.mark.parametrize("path", OTHER)
+def test_every_key_says_the_same_in_every_form(path: str, tmp_path: Path) -> None:
+    written, read = OTHER[path]
+    toml, json_, yaml_ = (tmp_path / f"c.{kind}" for kind in ("toml", "json", "yaml"))
+    toml.write_text(tomli_w.dumps(nested(path, "none" if written is None else written)))
+    json_.write_text(json.dumps(nested(path, written)))
+    yaml_.write_text(yaml.safe_dump(nested(path, written)))
+    by_hand = load_config(nested(path, written))
+    assert at(by_hand, path) == read
+    assert type(at(by_hand, path)) is type(read)
+    assert (at(Config(), path) != read) is (path not in ONE_CHOICE)
+    for layer in (toml, json_, yaml_, f"{path}={spoken(written)}"):
+        assert load_config(layer) == by_hand, layer
+    assert load_config(msgspec.to_builtins(by_hand)) == by_hand
+    assert load_config(nested(path, written), f"~{path}") == Config()
+
+
+@pytest.mark.parametrize("kind", STRUCTS, ids=lambda kind: kind.__name__)
+def test_every_field_is_described_in_its_struct(kind: Any) -> None:
+    text = inspect.getdoc(kind) or ""
+    described = [line.split(":")[0].strip() for line in text.split("Attributes:")[-1].splitlines() if ": " in line]
+    missing = set(kind.__struct_fields__) - set(described)
+    assert not missing
+
+
+def test_reading_a_config_costs_no_torch() -> None:
+    code = "import lib.config, lib.settings, sys; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+# Unknown keys ---------------------------------------------------------------------------------------------------------
+
+UNKNOWN = "{}: unknown key, must be one of the config's; {}"
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("optim.lrr", "optim.lr"),
+        ("lr", "optim.lr"),
+        ("heads", "model.heads"),
+        ("batch-rows", "batch.rows"),
+        ("batch_rows", "batch.rows"),
+        ("optim.no-decay", "optim.no_decay"),
+        ("model.kv-heads", "model.kv_heads"),
+        ("step", "steps"),
+        ("steps.x", "steps"),
+        ("model.width.x", "model.width"),
+        ("run.sed", "run.seed"),
+        ("widht", "model.width"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_one(key: str, near: str, tmp_path: Path) -> None:
+    message = UNKNOWN.format(key, f"did you mean `{near}`?")
+    assert refusal(load_config, f"{key}=1") == message
+    assert refusal(load_config, nested(key, 1)) == message
+    for kind, text in (("json", json.dumps(nested(key, 1))), ("toml", tomli_w.dumps(nested(key, 1)))):
+        (tmp_path / f"c.{kind}").write_text(text)
+        assert refusal(load_config, tmp_path / f"c.{kind}") == message
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(nested(key, 1)))
+    assert refusal(load_config, tmp_path / "c.yaml") == message
+    assert refusal(load_config, f"~{key}") == message
+
+
+@pytest.mark.parametrize(
+    ("key", "near"), [("optm.lr", "optim.lr"), ("Optim.beta1", "optim.beta1"), ("bath.rows", "batch.rows")]
+)
+def test_a_misspelt_section_is_found_too(key: str, near: str) -> None:
+    assert refusal(load_config, f"{key}=1") == UNKNOWN.format(key, f"did you mean `{near}`?")
+    assert refusal(load_config, nested(key, 1)).startswith(
+        UNKNOWN.format(key.split(".", maxsplit=1)[0], "did you mean")
+    )
+
+
+def test_an_unknown_key_like_no_other_points_to_the_help() -> None:
+    assert refusal(load_config, "zzz=1") == UNKNOWN.format("zzz", "see --help for all keys")
+    assert refusal(load_config, {1: 2}) == UNKNOWN.format("1", "see --help for all keys")
+
+
+def test_a_recipe_read_from_a_checkpoint_refuses_unknown_keys_too() -> None:
+    good = msgspec.json.encode(Recipe())
+    assert msgspec.json.decode(good, type=Recipe) == Recipe()
+    bad = good.replace(b'"width"', b'"widht"')
+    with pytest.raises(msgspec.ValidationError, match="widht"):
+        msgspec.json.decode(bad, type=Recipe)
+
+
+# Values ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("3e-4", 3e-4),
+        ("1.0e-4", 1e-4),
+        ("1E4", 1e4),
+        ("+.5", 0.5),
+        ("2.", 2.0),
+        ("10", 10.0),
+        ("0.1", 0.1),
+        (" 0.5 ", 0.5),
+    ],
+)
+def test_a_number_reads_as_it_is_written(text: str, value: float, tmp_path: Path) -> None:
+    assert load_config(f"optim.lr={text}").optim.lr == value
+    (tmp_path / "c.yaml").write_text(f"optim:\n  lr: {text}\n")
+    assert load_config(tmp_path / "c.yaml").optim.lr == value
+
+
+NO_NUMBER = [
+    "1_000",
+    "010",
+    "1:30",
+    ".nan",
+    "nan",
+    "inf",
+    "-inf",
+    "yes",
+    "off",
+    "true",
+    "2024-01-01",
+    "0x10",
+    "1e",
+    "1,5",
+]
+
+
+@pytest.mark.parametrize("text", NO_NUMBER)
+def test_what_is_no_number_is_refused_for_a_number(text: str, tmp_path: Path) -> None:
+    message = f"optim.lr={text} must be a number; change the value"
+    assert refusal(load_config, f"optim.lr={text}") == message
+    (tmp_path / "c.yaml").write_text(f"optim:\n  lr: {text}\n")
+    assert refusal(load_config, tmp_path / "c.yaml") == message
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e3", 1000), ("100.0", 100), ("+7", 7), ("0", 0), ("12345678901", 12345678901)]
+)
+def test_a_whole_number_may_be_written_as_any_number_that_is_whole(text: str, value: int, tmp_path: Path) -> None:
+    assert load_config(f"eval.every={text}").eval.every == value
+    (tmp_path / "c.yaml").write_text(f"eval:\n  every: {text}\n")
+    read = load_config(tmp_path / "c.yaml").eval.every
+    assert read == value
+    assert type(read) is int
+
+
+@pytest.mark.parametrize("text", ["1.5", "true", "010", "1_000", "1e-3", "\u0663", "0x1", "", "1 000"])
+def test_what_is_not_whole_is_refused_for_a_whole_number(text: str) -> None:
+    assert refusal(load_config, f"eval.every={text}") == f"eval.every={text} must be a whole number; change the value"
+
+
+@pytest.mark.parametrize("value", [True, "5", 1.5, [1], None])
+def test_typed_values_are_held_to_the_type(value: Any) -> None:
+    wanted = f"eval.every={value} must be a whole number; change the value"
+    assert refusal(load_config, {"eval": {"every": value}}) == wanted
+
+
+@pytest.mark.parametrize("text", ["False", "yes", "off", "0", "no", ""])
+def test_only_true_and_false_are_truth_values(text: str) -> None:
+    assert refusal(load_config, f"model.tied={text}") == f"model.tied={text} must be true or false; change the value"
+    assert load_config("model.tied=false").model.tied is False
+    assert load_config("model.tied=true").model.tied is True
+
+
+def test_seed_0_is_a_seed() -> None:
+    assert load_config("run.seed=7", "run.seed=0").run.seed == 0
+    assert load_config({"run": {"seed": 7}}, {"run": {"seed": 0}}).run.seed == 0
+
+
+def test_text_stays_text(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("sample:\n  prompt: 010\nrun:\n  dir: off\n")
+    config = load_config(tmp_path / "c.yaml")
+    assert (config.sample.prompt, config.run.dir) == ("010", "off")
+    assert load_config("sample.prompt=1e-4").sample.prompt == "1e-4"
+    assert load_config("sample.prompt= a=b ").sample.prompt == " a=b "
+    assert load_config("run.dir=none").run.dir == "none"
+
+
+def test_compile_takes_truth_values_for_on_and_off(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("compile = false")
+    assert load_config(tmp_path / "c.toml").compile == "off"
+    assert load_config("compile=true").compile == "on"
+    assert load_config({"compile": True}).compile == "on"
+
+
+def test_a_list_is_json_or_bare_words_in_brackets() -> None:
+    assert load_config('data.path=["a,b", "c"]').data.path == ("a,b", "c")
+    assert load_config("data.path=[a, b c]").data.path == ("a", "b c")
+    assert load_config("data.path=[]").data.path == ()
+    assert load_config("data.path=a,b").data.path == "a,b"
+    assert load_config("optim.no_decay=[*.norm]").optim.no_decay == ("*.norm",)
+    wanted = "optim.no_decay=*.norm must be list of texts or none; change the value"
+    assert refusal(load_config, "optim.no_decay=*.norm") == wanted
+    assert (
+        refusal(load_config, {"optim": {"no_decay": [1]}})
+        == "optim.no_decay=[1] must be list of texts or none; change the value"
+    )
+
+
+RANGE = "{} must be {}; give one in range"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("batch.length=1", RANGE.format("batch.length=1", ">= 2")),
+        ("batch.length=0", RANGE.format("batch.length=0", ">= 2")),
+        ("batch.rows=0", RANGE.format("batch.rows=0", ">= 1")),
+        ("batch.rows=-3", RANGE.format("batch.rows=-3", ">= 1")),
+        ("batch.micro=0", RANGE.format("batch.micro=0", ">= 1")),
+        ("steps=-1", RANGE.format("steps=-1", ">= 1")),
+        ("steps=0", RANGE.format("steps=0", ">= 1")),
+        ("tokens=0", RANGE.format("tokens=0", ">= 1")),
+        ("stop=-1", RANGE.format("stop=-1", ">= 0")),
+        ("checkpoint.every=0", RANGE.format("checkpoint.every=0", ">= 1")),
+        ("checkpoint.keep=0", RANGE.format("checkpoint.keep=0", ">= 1")),
+        ("log.every=0", RANGE.format("log.every=0", ">= 1")),
+        ("eval.every=-1", RANGE.format("eval.every=-1", ">= 0")),
+        ("eval.rows=0", RANGE.format("eval.rows=0", ">= 1")),
+        ("data.holdout=1", RANGE.format("data.holdout=1.0", ">= 0 and < 1")),
+        ("data.holdout=-0.1", RANGE.format("data.holdout=-0.1", ">= 0 and < 1")),
+        ("data.ahead=-1", RANGE.format("data.ahead=-1", ">= 0")),
+        ("run.seed=-1", RANGE.format("run.seed=-1", ">= 0 and < 9223372036854775808")),
+        (
+            "run.seed=9223372036854775808",
+            RANGE.format("run.seed=9223372036854775808", ">= 0 and < 9223372036854775808"),
+        ),
+        ("run.threads=0", RANGE.format("run.threads=0", ">= 1")),
+        ("model.depth=0", RANGE.format("model.depth=0", ">= 1")),
+        ("model.width=0", RANGE.format("model.width=0", ">= 1")),
+        ("model.heads=0", RANGE.format("model.heads=0", ">= 1")),
+        ("model.kv_heads=0", RANGE.format("model.kv_heads=0", ">= 1")),
+        ("model.inner=0", RANGE.format("model.inner=0", ">= 1")),
+        ("model.vocab=1", RANGE.format("model.vocab=1", ">= 2")),
+        ("model.dropout=1", RANGE.format("model.dropout=1.0", ">= 0 and < 1")),
+        ("model.theta=0", RANGE.format("model.theta=0.0", "> 0")),
+        ("model.eps=0", RANGE.format("model.eps=0.0", "> 0")),
+        ("optim.lr=0", RANGE.format("optim.lr=0.0", "> 0")),
+        ("optim.lr=-1e-3", RANGE.format("optim.lr=-0.001", "> 0")),
+        ("optim.decay=-1", RANGE.format("optim.decay=-1.0", ">= 0")),
+        ("optim.beta1=1", RANGE.format("optim.beta1=1.0", ">= 0 and < 1")),
+        ("optim.beta2=-1", RANGE.format("optim.beta2=-1.0", ">= 0 and < 1")),
+        ("optim.eps=0", RANGE.format("optim.eps=0.0", "> 0")),
+        ("optim.average=1", RANGE.format("optim.average=1.0", ">= 0 and < 1")),
+        ("optim.clip=0", "optim.clip=0.0 must be > 0; set optim.clip=none to turn clipping off"),
+        ("optim.clip=-1", "optim.clip=-1.0 must be > 0; set optim.clip=none to turn clipping off"),
+        ("optim.clip=nan", "optim.clip=nan must be a number or none; change the value"),
+        ("optim.clip=inf", "optim.clip=inf must be a number or none; change the value"),
+        ("optim.lr=1e999", "optim.lr=inf must be a finite number; give one"),
+        ("optim.rule=adam", "optim.rule=adam must be one of adamw; change the value"),
+        ("schedule.warmup=-1", RANGE.format("schedule.warmup=-1", ">= 0")),
+        ("schedule.length=0", RANGE.format("schedule.length=0", ">= 1")),
+        ("schedule.floor=1.1", RANGE.format("schedule.floor=1.1", ">= 0 and <= 1")),
+        ("schedule.shape=cos", "schedule.shape=cos must be one of constant, linear, cosine; change the value"),
+        ("schedule.counts=updates", "schedule.counts=updates must be one of step, applied; change the value"),
+        ("precision.compute=float17", "precision.compute=float17 must be one of fp32, bf16, fp16; change the value"),
+        ("compile=yes", "compile=yes must be one of auto, on, off; change the value"),
+        ("load=newest", "load=newest must be one of latest, older; change the value"),
+        ("model.layers=scam", "model.layers=scam must be one of unroll, scan; change the value"),
+        ("scale.growth=1", RANGE.format("scale.growth=1.0", "> 1")),
+        ("scale.backoff=1", RANGE.format("scale.backoff=1.0", "> 0 and < 1")),
+        ("scale.every=0", RANGE.format("scale.every=0", ">= 1")),
+        ("scale.initial=0", RANGE.format("scale.initial=0.0", "> 0")),
+        ("scale.initial=3", "scale.initial=3.0 must be a power of two (other scales are not exact); take 4"),
+        ("scale.backoff=0.3", "scale.backoff=0.3 must be a power of two (other scales are not exact); take 0.25"),
+        ("scale.dynamic=maybe", "scale.dynamic=maybe must be true or false or none; change the value"),
+        ("guard.patience=0", RANGE.format("guard.patience=0", ">= 1")),
+        ("guard.window=2", "guard.window=2 must be 0 (off) or at least 4; set guard.window=128"),
+        ("guard.sigma=0", RANGE.format("guard.sigma=0.0", "> 0")),
+        ("sample.temperature=-1", RANGE.format("sample.temperature=-1.0", ">= 0")),
+        ("sample.top_k=0", RANGE.format("sample.top_k=0", ">= 1")),
+        ("sample.length=-1", RANGE.format("sample.length=-1", ">= 0")),
+        ("optim=5", "optim=5 must be a section of keys; write optim.rule=... or another key of it"),
+        ("optim", "'optim' must be key=value or ~key; for a file give its path with .toml, .yaml or .json"),
+        ("=5", "'=5' must be key=value or ~key; for a file give its path with .toml, .yaml or .json"),
+    ],
+)
+def test_a_bad_setting_is_named_with_its_value_and_rule(setting: str, message: str) -> None:
+    assert refusal(load_config, setting) == message
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            ["model.heads=3"],
+            "model.heads=3 must divide model.width=128 into even head widths; take heads from [1, 2, 4, 8, 16, 32, 64]",
+        ),
+        (
+            ["model.width=12"],
+            "model.heads=4 must divide model.width=12 into even head widths; take heads from [1, 2, 3, 6]",
+        ),
+        (
+            ["model.width=16", "model.heads=16"],
+            "model.heads=16 must divide model.width=16 into even head widths; take heads from [1, 2, 4, 8]",
+        ),
+        (["model.kv_heads=3"], "model.kv_heads=3 must divide model.heads=4; take kv_heads from [1, 2, 4]"),
+        (["model.kv_heads=8"], "model.kv_heads=8 must divide model.heads=4; take kv_heads from [1, 2, 4]"),
+        (
+            ["batch.rows=6", "batch.micro=4"],
+            "batch.rows=6 must be a multiple of batch.micro=4; set batch.rows=8 or another batch.micro",
+        ),
+        (
+            ["batch.micro=64"],
+            "batch.rows=32 must be a multiple of batch.micro=64; set batch.rows=64 or another batch.micro",
+        ),
+        (
+            ["steps=12", "schedule.warmup=20"],
+            "schedule.warmup=20 must be in [0, schedule.length=12); lower schedule.warmup or raise steps",
+        ),
+        (
+            ["steps=12", "schedule.warmup=12"],
+            "schedule.warmup=12 must be in [0, schedule.length=12); lower schedule.warmup or raise steps",
+        ),
+        (
+            ["schedule.length=12", "schedule.warmup=20"],
+            "schedule.warmup=20 must be in [0, schedule.length=12); lower schedule.warmup or raise steps",
+        ),
+        (
+            ["tokens=8192"],
+            "schedule.warmup=50 must be in [0, schedule.length=1); lower schedule.warmup or raise steps",
+        ),
+        (["steps=90", "tokens=5"], "steps=90 must not go with tokens=5, they say the same; drop one"),
+        (
+            ["precision.compute=fp16", "scale.dynamic=false"],
+            (
+                "scale.dynamic=false must not go with precision.compute=fp16 (small gradients vanish); "
+                "leave scale.dynamic out or use bf16"
+            ),
+        ),
+        (
+            ["scale.lowest=4", "scale.initial=2"],
+            "scale.initial=2.0 must be in [scale.lowest=4, scale.highest=4.29497e+09]; widen the bounds",
+        ),
+        (
+            ["eval.weights=average"],
+            "eval.weights=average must have an average; set optim.average=0.999 or eval.weights=params",
+        ),
+        (["model.vocab=100"], "model.vocab=100 must be at least 260 (bytes and special ids); drop model.vocab"),
+    ],
+    ids=itertools.count(),
+)
+def test_settings_that_do_not_go_together_are_refused_before_anything_is_made(
+    settings: list[str], message: str
+) -> None:
+    assert refusal(load_config, *settings) == message
+    assert refusal(load_config, *reversed(settings)) == message
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Optim(lr=math.inf), "optim.lr=inf must be a finite number; give one"),
+        (lambda: Optim(clip=math.nan), "optim.clip=nan must be a finite number; give one"),
+        (lambda: Optim(clip=0.0), "optim.clip=0.0 must be > 0; set optim.clip=none to turn clipping off"),
+        (lambda: Model(depth=0), "model.depth=0 must be >= 1; give one in range"),
+        (lambda: Model(kv_heads=0), "model.kv_heads=0 must be >= 1; give one in range"),
+        (lambda: Guard(sigma=-1.0), "guard.sigma=-1.0 must be > 0; give one in range"),
+        (lambda: Run(seed=-1), "run.seed=-1 must be >= 0 and < 9223372036854775808; give one in range"),
+        (
+            lambda: Batch(rows=3, micro=2),
+            "batch.rows=3 must be a multiple of batch.micro=2; set batch.rows=4 or another batch.micro",
+        ),
+        (
+            lambda: Recipe(schedule=Schedule(shape="cosine")),
+            "schedule.length=none must be set for schedule.shape=cosine; set it to the updates of the run",
+        ),
+        (
+            lambda: Recipe(precision=Precision(compute="fp16"), scale=Scale(dynamic=False)),
+            (
+                "scale.dynamic=false must not go with precision.compute=fp16 (small gradients vanish); "
+                "leave scale.dynamic out or use bf16"
+            ),
+        ),
+        (lambda: DataIdentity(tokens=-1), "data.tokens=-1 must be >= 0; give one in range"),
+    ],
+    ids=itertools.count(),
+)
+def test_a_value_that_exists_is_a_valid_one_whoever_makes_it(make: Any, message: str) -> None:
+    assert refusal(make) == message
+
+
+def test_values_are_frozen() -> None:
+    config = Config()
+    with pytest.raises(AttributeError):
+        config.steps = 5  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        config.optim.lr = 5.0  # type: ignore[misc]
+    assert hash(Recipe()) == hash(Recipe(model=Model()))
+
+
+# Layers ---------------------------------------------------------------------------------------------------------------
+
+
+def test_later_layers_win_key_by_key(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("optim:\n  lr: 1e-3\n  decay: 0.5\nsteps: 300\n")
+    (tmp_path / "b.toml").write_text("steps = 400\n[optim]\nlr = 2e-3\n")
+    config = load_config([tmp_path / "a.yaml", tmp_path / "b.toml"], ["optim.decay=0.25", {"optim": {"eps": 1e-6}}])
+    assert (config.optim.lr, config.optim.decay, config.optim.eps, config.steps) == (2e-3, 0.25, 1e-6, 400)
+    assert load_config(tmp_path / "b.toml", tmp_path / "a.yaml").optim.lr == 1e-3
+
+
+def test_a_tilde_takes_a_key_or_a_section_back_to_its_default() -> None:
+    changed: dict[str, Any] = {"optim": {"lr": 1.0, "decay": 0.5}, "steps": 300}
+    assert load_config(changed, "~optim.lr") == load_config({"optim": {"decay": 0.5}, "steps": 300})
+    assert load_config(changed, "~optim") == load_config({"steps": 300})
+    assert load_config(changed, "~steps").steps is None
+    assert load_config(changed, "~optim", "optim.lr=3").optim == Optim(lr=3.0)
+    assert load_config(changed, "~schedule").schedule == Config().schedule
+
+
+def test_layers_are_left_as_they_are() -> None:
+    layer: dict[str, Any] = {"optim": {"lr": 1.0}}
+    load_config(layer, "optim.lr=2", {"optim": {"decay": 0.5}})
+    assert layer == {"optim": {"lr": 1.0}}
+
+
+# The recipe -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_schedule_is_as_long_as_the_run_unless_told_otherwise() -> None:
+    assert recipe_of(load_config()).schedule.length == lib.config.DEFAULT_STEPS
+    assert recipe_of(load_config("steps=300")).schedule.length == 300
+    assert recipe_of(load_config("steps=300", "schedule.length=200")).schedule.length == 200
+    assert recipe_of(load_config("stop=100")).schedule.length == lib.config.DEFAULT_STEPS
+
+
+def test_tokens_are_rounded_up_to_whole_updates() -> None:
+    small = ["batch.rows=3", "batch.length=7", "schedule.warmup=0"]
+    assert run_steps(load_config("tokens=42", *small)) == 2
+    assert run_steps(load_config("tokens=43", *small)) == 3
+    assert run_steps(load_config("tokens=1", *small)) == 1
+
+
+def test_everything_static_reaches_the_recipe() -> None:
+    identity = DataIdentity(digest="d", tokens=9)
+    config = load_config("model.width=64", "batch.rows=6", "optim.lr=1", "precision.compute=bf16", "guard.window=8")
+    recipe = recipe_of(config, identity)
+    assert recipe.data == identity
+    for name in set(get_type_hints(Recipe)) - {"data", "schedule"}:
+        assert getattr(recipe, name) == getattr(config, name)
+    assert msgspec.json.decode(msgspec.json.encode(recipe), type=Recipe) == recipe
