@@ -23,6 +23,7 @@ from lib.module import as_function
 from lib.optim import Rule, rule_of
 from lib.optim.decay import decay_tree
 from lib.random import fold, purpose
+from lib.scalars import together
 from lib.state import average, cursor, key, scale, schedule, window
 from lib.tree import Tree, plain, select, tensordict, tree_map
 
@@ -116,7 +117,7 @@ def _advance(state: TensorDict, batch: TensorDict, loss: grad.MicroLoss, rule: R
         window.is_spike(old["window"], recipe.guard, loss_nats, norm) if "window" in old else torch.zeros_like(finite)
     )
     accept = some & finite & ~spike
-    factor = grad.clip_factor(norm, recipe.optim.clip)
+    factor, accepted = together([grad.clip_factor(norm, recipe.optim.clip), accept])
     grads = tree_map(lambda g: g * factor, grads)
 
     # 5. Learning rate, update, average.
@@ -129,7 +130,7 @@ def _advance(state: TensorDict, batch: TensorDict, loss: grad.MicroLoss, rule: R
 
     # 6, 7. Accept or refuse, leaf by leaf; what must move moves either way, and the cursor is the one the batch brought.
     refused = some & ~accept
-    new: Tree = select(accept, proposed, {name: old[name] for name in proposed})
+    new: Tree = select(accepted > 0, proposed, {name: old[name] for name in proposed})
     new["step"] = old["step"] + 1
     new["scheduler"] = schedule.update(old["scheduler"], recipe.schedule, accept=accept)
     new["cursor"] = cursor.update(old["cursor"], data)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from lib.optim.rule import Rule
-from lib.tree import Tree, leaves, tree_map
+from lib.scalars import together
+from lib.tree import Tree, flatten, leaves, tree_map
 
 __all__ = ["adamw"]
 
@@ -35,16 +36,17 @@ def adamw(*, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Rul
     def update(grads: Tree, slot: Tree, params: Tree, lr: Tensor, decays: Tree) -> tuple[Tree, Tree]:
         count = slot["count"] + 1
         # counted in float64: beta^t of a long run is exact to the last bit of fp32
-        step = (lr / (1 - beta1 ** count.to(torch.float64))).to(torch.float32)
-        root = (1 - beta2 ** count.to(torch.float64)).sqrt().to(torch.float32)
+        step = lr / (1 - beta1 ** count.to(torch.float64))
+        root = (1 - beta2 ** count.to(torch.float64)).sqrt()
+        each, rebuild = flatten(decays)
+        step, root, *kept = together([step, root, *[1 - lr * decay for decay in each]])
         first = tree_map(lambda m, g: m + (1 - beta1) * (g - m), slot["first"], grads)
         second = tree_map(lambda v, g: v * beta2 + (1 - beta2) * g * g, slot["second"], grads)
 
-        def apply(p: Tensor, m: Tensor, v: Tensor, decay: Tensor) -> Tensor:
-            kept = p * (1 - lr * decay).to(torch.float32)
-            moved: Tensor = kept - step * (m / (v.sqrt() / root + eps))
-            return moved
+        def apply(p: Tensor, m: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+            return p * keep - step * (m / (v.sqrt() / root + eps))
 
-        return tree_map(apply, params, first, second, decays), {"count": count, "first": first, "second": second}
+        new = tree_map(apply, params, first, second, rebuild(kept))
+        return new, {"count": count, "first": first, "second": second}
 
     return Rule(init, update)
