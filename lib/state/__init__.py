@@ -17,7 +17,7 @@ from lib.config import Recipe
 from lib.optim import Rule, rule_of
 from lib.optim.decay import decayed
 from lib.state import average, cursor, key, params, scale, schedule, window
-from lib.tree import Tree, from_leaves, plain, tensordict, tree_map
+from lib.tree import Tree, from_leaves, leaves, tensordict, tree_map
 
 __all__ = ["abstract_state", "init_state", "slots_of"]
 
@@ -93,7 +93,7 @@ def _slots(recipe: Recipe, seed: int, given: Any, at: Any, rule: Rule | None, de
 
 def _copied(given: nn.Module | Mapping[str, Any] | TensorDict) -> Tree:
     """Fp32 copies of the given parameters; a tied parameter of a module is one leaf, under its first name."""
-    tree = from_leaves(dict(given.named_parameters())) if isinstance(given, nn.Module) else plain(given)
+    tree = from_leaves(dict(given.named_parameters()) if isinstance(given, nn.Module) else leaves(given))
     if not tree:
         raise ValueError(
             "params: has no tensors, must have at least one; pass a module or a mapping of names to tensors"
