@@ -70,9 +70,9 @@ def train_verb(told: Launch, voice: Progress, signals: Signals) -> int:
             _settle(start, run, voice)
         try:
             end = _train(start, run, voice, signals)
-        except Exception as error:
+        except (Exception, Interrupted) as error:
             voice.end()
-            voice.note(f"error: {error}")
+            voice.note(f"error: {error}" if str(error) else "interrupted")
             raise
         voice.end()
         step = int(end.state["step"])
@@ -158,7 +158,7 @@ def _acts(start: Start, run: Path, lines: FileIO, voice: Progress, signals: Sign
         clock.pause()
 
     step = faster(train_step, compile=start.compiled, donate=True)
-    return Acts(_or_interrupted(step, signals), log, commit, measure, tick, signals.asked)
+    return Acts(_compiling(step, signals) if start.compiled else step, log, commit, measure, tick, signals.asked)
 
 
 def _finish(state: TensorDict, start: Start, run: Path, voice: Progress, signals: Signals) -> None:
@@ -205,15 +205,21 @@ def _done(run: Path, step: int, seconds: float) -> str:
     return f"done: {held}at step {step}, {duration(seconds)} for this launch; all of it is in {run}"
 
 
-def _or_interrupted(step: Step, signals: Signals) -> Step:
-    """Ctrl-C at a terminal also ends the compiler's processes; what then fails is the interruption, not the step."""
+def _compiling(step: Step, signals: Signals) -> Step:
+    """The first call compiles: long, and with nothing unsaved before it, so a signal ends it at once."""
+    compiled: list[bool] = []
 
     def stepped(state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
-        try:
+        if compiled:
             return step(state, batch)
-        except Exception:
-            if signals.asked():
-                raise Interrupted from None
-            raise
+        with signals.at_once():
+            try:
+                taken = step(state, batch)
+            except Exception:
+                if signals.asked():  # Ctrl-C at a terminal ends the compiler's own processes too
+                    raise Interrupted from None
+                raise
+        compiled.append(True)
+        return taken
 
     return stepped

@@ -164,15 +164,24 @@ def test_a_verb_that_only_reads_leaves_at_once(verb: str, place: Place, monkeypa
     assert files(place.folder / "unbroken") == before
 
 
-def test_a_step_that_fails_for_the_signal_is_an_interruption(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_state: Any, _batch: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
-        raise RuntimeError("the compiler was killed")
+@pytest.mark.parametrize("fails", [False, True], ids=["goes on", "fails for the signal"])
+def test_compiling_is_left_at_once_since_all_is_saved(
+    fails: bool, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"compiling-{fails}"
+
+    def compiled(_state: Any, _batch: Any) -> Any:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            if fails:
+                raise RuntimeError("the compiler was killed")
+        raise AssertionError("it was not left")
 
     with monkeypatch.context() as patch:
-        patch.setattr("lib.run.train.train_step", broken)
-        assert run_here(*place.words_for("broken"))[::2] == (75, AGAIN)
-    assert place.completes("broken")
+        patch.setattr("lib.run.train.faster", lambda _step, **_options: compiled)
+        assert run_here(*place.words_for(name), "compile=on")[::2] == (75, AGAIN)
+    assert bits(place.folder / name)["step"] == bytes(8)
 
 
 # Real processes ------------------------------------------------------------------------------------------------------
