@@ -110,6 +110,7 @@ def sample(
     prompt: Int[Tensor, " s"],
     *,
     length: int,
+    context: int,
     temperature: float = 1.0,
     top_k: int | None = None,
     key: Tensor,
@@ -121,20 +122,27 @@ def sample(
         model: shape.
         prompt: at least one id.
         length: ids to write.
+        context: most positions the model looks back over, >= 2: the length it was trained at, since it knows no distances
+            beyond. When they are used up it goes on from the newer half.
         temperature: see `choose`.
         top_k: see `choose`.
         key: decides every draw.
 
     Raises:
-        ValueError: the prompt is empty.
+        ValueError: the prompt is empty, or the context too short.
     """
     if prompt.numel() == 0:
         raise ValueError("prompt: has 0 ids, must have at least one; begin with the end mark")
+    if context < 2:
+        raise ValueError(f"context={context} must be >= 2 positions; give the length the model was trained at")
     with torch.no_grad():
-        cache = empty_cache(params, model, 1, prompt.numel() + length)
-        ids, written = prompt[None], []
+        text = prompt
+        cache = empty_cache(params, model, 1, context)
+        unread = prompt[-context:]
         for n in range(length):
-            scores, cache = extend(params, model, ids, cache)
-            ids = choose(scores, fold(key, n), temperature=temperature, top_k=top_k)[:, None]
-            written.append(ids[0, 0])
-        return torch.stack(written) if written else prompt.new_zeros(0)
+            if cache.used + unread.numel() > context:
+                cache, unread = cache._replace(used=0), text[-(context // 2) :]
+            scores, cache = extend(params, model, unread[None], cache)
+            unread = choose(scores, fold(key, n), temperature=temperature, top_k=top_k)
+            text = torch.cat((text, unread))
+        return text[prompt.numel() :]

@@ -42,6 +42,7 @@ def written(state: TensorDict, choice: Sample, weights: Literal["params", "avera
         state["recipe"].model,
         torch.tensor(prompt, dtype=torch.int64),
         length=choice.length,
+        context=state["recipe"].batch.length,
         temperature=choice.temperature,
         top_k=choice.top_k,
         key=torch.tensor(choice.seed, dtype=torch.int64),
