@@ -1,0 +1,98 @@
+"""The spike guard: quiet until half full, one side only, and what it remembers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from lib.config import Guard
+from lib.state import init_state, window
+from tests.strategies import PLAIN, bits, gradients, own, run, same_bits
+
+GUARD = Guard(window=4, sigma=2.0)
+TRUE, FALSE = torch.tensor(True), torch.tensor(False)
+
+
+def filled(*values: tuple[float, float], guard: Guard = GUARD) -> Any:
+    slot = window.init(guard)
+    for loss, norm in values:
+        slot = window.update(slot, TRUE, torch.tensor(loss), torch.tensor(norm))
+    return slot
+
+
+def spike(slot: Any, loss: float, norm: float, guard: Guard = GUARD) -> bool:
+    return bool(window.is_spike(slot, guard, torch.tensor(loss), torch.tensor(norm)))
+
+
+def test_the_guard_says_nothing_before_it_is_half_full() -> None:
+    assert not spike(window.init(GUARD), 1e9, 1e9)
+    assert not spike(filled((1.0, 1.0)), 1e9, 1e9)
+    assert spike(filled((1.0, 1.0), (2.0, 2.0)), 1e9, 1.0)
+    large = Guard(window=9, sigma=2.0)
+    assert not spike(filled(*((x, x) for x in (1.0, 2.0, 1.0)), guard=large), 1e9, 1e9, guard=large)
+    assert spike(filled(*((x, x) for x in (1.0, 2.0, 1.0, 2.0)), guard=large), 1e9, 1e9, guard=large)
+
+
+def test_a_spike_is_sigma_deviations_above_the_mean_of_loss_or_norm() -> None:
+    # losses 1 3: mean 2, deviation sqrt(2); norms 10 30: mean 20, deviation 10 sqrt(2)
+    slot = filled((1.0, 10.0), (3.0, 30.0))
+    edge, wide = 2 + 2 * math.sqrt(2), 20 + 20 * math.sqrt(2)
+    assert not spike(slot, edge - 1e-3, wide - 1e-3)
+    assert spike(slot, edge + 1e-3, 20.0)
+    assert spike(slot, 2.0, wide + 1e-3)
+    assert not spike(slot, -1e9, 0.0)
+
+
+def test_what_is_not_finite_is_no_business_of_the_guard() -> None:
+    slot = filled((1.0, 1.0), (2.0, 2.0))
+    assert not spike(slot, math.nan, math.nan)
+
+
+def test_the_oldest_value_makes_room() -> None:
+    slot = filled(*((float(n), 10.0 * n) for n in range(1, 7)))
+    assert slot["loss"].tolist() == [5.0, 6.0, 3.0, 4.0]
+    assert slot["norm"].tolist() == [50.0, 60.0, 30.0, 40.0]
+    assert slot["count"].item() == 6
+
+
+def test_refused_values_are_not_stored_even_if_they_are_not_finite() -> None:
+    slot = filled((1.0, 1.0), (2.0, 2.0))
+    for value in (math.nan, math.inf, 1e9):
+        assert same_bits(window.update(slot, FALSE, torch.tensor(value), torch.tensor(value)), slot)
+
+
+def losses(*values: float) -> list[Any]:
+    """One-parameter batches whose loss and norm are `value`: the parameter is 1 and hardly moves."""
+    return [gradients({"w": value}) for value in values]
+
+
+def test_a_spike_is_refused_and_leaves_no_trace_in_the_guard() -> None:
+    state = init_state(own(lr=1e-9, guard=GUARD), params={"w": torch.tensor(1.0)})
+    state, _ = run(PLAIN, state, losses(1.0, 2.0, 1.0))
+    new, metrics = PLAIN(state, losses(100.0)[0])
+    assert metrics["refused"].item()
+    for slot in ("params", "optimizer", "window"):
+        assert bits(new[slot]) == bits(state[slot])
+    assert (new["scale", "skipped"].item(), new["scale", "bad"].item()) == (1, 1)
+    after, metrics = PLAIN(new, losses(1.5)[0])
+    assert not metrics["refused"].item()
+    assert after["scale", "bad"].item() == 0
+    assert after["window", "count"].item() == 4
+
+
+def test_a_spike_before_half_full_is_applied() -> None:
+    state = init_state(own(lr=1e-9, guard=GUARD), params={"w": torch.tensor(1.0)})
+    state, rows = run(PLAIN, state, losses(1.0, 1e6))
+    assert [bool(row["refused"]) for row in rows] == [False, False]
+    assert state["window", "count"].item() == 2
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_never_stored(value: float) -> None:
+    state = init_state(own(lr=1e-9, guard=GUARD), params={"w": torch.tensor(1.0)})
+    state, _ = run(PLAIN, state, losses(1.0, value, 2.0, value, value))
+    assert state["window", "loss"].tolist() == pytest.approx([1.0, 2.0, 0.0, 0.0], abs=1e-6)
+    assert state["window", "count"].item() == 2
