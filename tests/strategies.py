@@ -57,7 +57,9 @@ def largest_gap(a: Any, b: Any) -> float:
     """Greatest absolute difference of two trees of the same paths."""
     left, right = leaves(a), leaves(b)
     assert list(left) == list(right)
-    return max(float((left[p].double() - right[p].double()).abs().max()) for p in left if left[p].numel())
+    return max(
+        (float((left[p].double() - right[p].double()).abs().max()) for p in left if left[p].numel()), default=0.0
+    )
 
 
 def rebuilt(state: TensorDict) -> TensorDict:
