@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
@@ -116,5 +117,10 @@ def peak_bytes(recipe: Recipe, who: str, mode: str) -> int:
 
 def _alive() -> dict[int, int]:
     gc.collect()
-    tensors = [t for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)]
-    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    found: dict[int, int] = {}
+    for tensor in gc.get_objects():
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            with suppress(RuntimeError):  # tracing leaves tensors without memory behind
+                storage = tensor.untyped_storage()
+                found[storage.data_ptr()] = storage.nbytes()
+    return found
