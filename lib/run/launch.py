@@ -7,18 +7,15 @@ So a command that names only `run.dir` goes on with that run as it was.
 from __future__ import annotations
 
 import re
-import types
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
-
-import msgspec
+from typing import Any, NamedTuple
 
 from lib.config import Config, load_config
 from lib.errors import CheckpointError
 from lib.run.usage import VERBS
-from lib.settings import layered, parse_text
+from lib.settings import layered
 
 __all__ = ["Launch", "Words", "launch", "read_words"]
 
@@ -82,13 +79,13 @@ def launch(words: Words) -> Launch:
         ValueError: a file, key, type, range or combination is wrong.
         CheckpointError: the run folder may not be looked into.
     """
-    given = layered(Config, [*map(_file_layer, words.files), *words.overrides])
+    given = layered(Config, [*words.files, *words.overrides])
     named = frozenset(_leaf_paths(given))
     folder = given.get("run", {}).get("dir", "") if isinstance(given.get("run"), Mapping) else ""
     saved = Path(folder if folder and isinstance(folder, str) else Config().run.dir) / "config.toml"
     base: dict[str, Any] = {}
     if _is_file(saved):
-        base = _file_layer(saved)
+        base = layered(Config, [saved])
         try:
             load_config(base)
         except ValueError as error:
@@ -109,29 +106,6 @@ def _is_file(path: Path) -> bool:
         raise CheckpointError(
             f"run.dir={path.parent}: {error.strerror}, must be readable; set another run.dir"
         ) from None
-
-
-def _file_layer(path: Path) -> dict[str, Any]:
-    """A file's table; TOML has no none, so there the text "none" stands for it where a key may be none."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        cause = getattr(error, "strerror", None) or "is not UTF-8 text"
-        raise ValueError(f"{path}: {cause}, must be a readable config file; give the path of one") from None
-    table = parse_text(text, path.suffix, str(path))
-    return _with_nones(table, Config) if path.suffix == ".toml" else table
-
-
-def _with_nones(table: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    result: dict[str, Any] = {}
-    for key, value in table.items():
-        hint = hints.get(key)
-        if isinstance(value, Mapping) and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-            result[key] = _with_nones(value, hint)
-        else:
-            result[key] = None if value == "none" and types.NoneType in get_args(hint) else value
-    return result
 
 
 def _leaf_paths(values: Mapping[str, Any], at: str = "") -> Iterator[str]:

@@ -122,11 +122,12 @@ ERRORS = {
     ("run.seed=010",): "run.seed=010 must be a whole number; change the value",
     ("model.tied=yes",): "model.tied=yes must be true or false; change the value",
     ("optim.lr=nan",): "optim.lr=nan must be a number; change the value",
-    ("model.width=130",): "model.heads=4 must divide model.width=130 into even head widths; "
+    ("model.width=130", "model.heads=4"): "model.heads=4 must divide model.width=130 into even head widths; "
     "take heads from [1, 5, 13, 65]",
     ("batch.rows=3", "batch.micro=2"): "batch.rows=3 must be a multiple of batch.micro=2; "
     "set batch.rows=4 or another batch.micro",
-    ("steps=20",): "schedule.warmup=50 must be in [0, schedule.length=20); lower schedule.warmup or raise steps",
+    ("steps=20", "schedule.warmup=50"): "schedule.warmup=50 must be in [0, schedule.length=20); "
+    "lower schedule.warmup or raise steps",
     ("steps=20", "tokens=5"): "steps=20 must not go with tokens=5, they say the same; drop one",
     ("optim.clip=0",): "optim.clip=0.0 must be > 0; set optim.clip=none to turn clipping off",
     ("--steps=20",): "--steps=20: unknown option, must be a verb, a config file, key=value or ~key; write steps=20",
@@ -207,7 +208,20 @@ def test_help_tells_type_range_and_default() -> None:
 def test_show_prints_a_config_that_reads_back_and_the_leaves_and_writes_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["show=true", "tokens=819200", "model.width=16", "model.heads=2", "model.depth=1"]) == 0
+    assert (
+        main(
+            [
+                "show=true",
+                "tokens=819200",
+                "batch.rows=32",
+                "batch.length=256",
+                "model.width=16",
+                "model.heads=2",
+                "model.depth=1",
+            ]
+        )
+        == 0
+    )
     text = capsys.readouterr().out
     assert list(Path().iterdir()) == []
     Path("shown.toml").write_text(text)

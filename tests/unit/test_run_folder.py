@@ -90,7 +90,7 @@ def test_a_small_file_is_written_in_one_rename_and_only_when_it_differs(tmp_path
 
 def test_the_settled_config_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    config = load_config("tokens=819200", "data.path=[text, stdlib:]", "stop=3")
+    config = load_config("tokens=819200", "batch.rows=32", "batch.length=256", "data.path=[text, stdlib:]", "stop=3")
     fixed = settled(config, Schedule(length=100, warmup=50), threads=2, compiled=False)
     assert (fixed.steps, fixed.tokens, fixed.schedule.length) == (100, None, 100)
     assert (fixed.run.threads, fixed.compile) == (2, "off")

@@ -15,7 +15,10 @@ from lib.state import init_state
 from lib.tree import leaves, tensordict
 
 HERE = Recorded(2, False, torch.__version__, "cpu")
-RUN = load_config("steps=100", "run.threads=2", "compile=off")
+RUN = load_config(
+    *("steps=100", "run.threads=2", "compile=off", "model.depth=4", "batch.length=256", "optim.beta2=0.95"),
+    *("schedule.warmup=50", "schedule.shape=cosine", "precision.compute=fp32", "data.holdout=0.01"),
+)
 OLD = recipe_of(RUN, DataIdentity(digest="d", holdout=0.01, holdout_by="tail", tokens=9))
 BITS = "; from here on the bits may differ from those of an unbroken run"
 
