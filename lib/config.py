@@ -78,7 +78,7 @@ class Model(_Checked, frozen=True):
     inner: Count | None = None
     vocab: Annotated[int, Meta(ge=2)] = 260
     dropout: Share = 0.0
-    tied: bool = True
+    tied: bool = False
     theta: Positive = 10_000.0
     eps: Positive = 1e-5
     documents: bool = True
@@ -108,7 +108,7 @@ class Batch(_Checked, frozen=True):
     """
 
     _at: ClassVar[str] = "batch."
-    rows: Count = 32
+    rows: Count = 16
     length: Annotated[int, Meta(ge=2)] = 256
     micro: Count = 1
 
@@ -343,7 +343,7 @@ class Checkpoint(_Checked, frozen=True):
     """
 
     _at: ClassVar[str] = "checkpoint."
-    every: Count = 200
+    every: Count = 100
     keep: Count | None = 3
 
 
@@ -357,7 +357,7 @@ class Eval(_Checked, frozen=True):
     """
 
     _at: ClassVar[str] = "eval."
-    every: Natural = 200
+    every: Natural = 100
     rows: Count | None = 256
     weights: Literal["params", "average"] = "params"
 
@@ -392,7 +392,7 @@ class Sample(_Checked, frozen=True):
     seed: Annotated[int, Meta(ge=0, lt=2**63)] = 0
 
 
-DEFAULT_STEPS = 700  # about two and a half minutes of the default model on two cores
+DEFAULT_STEPS = 300  # about two minutes of the default model on two cores
 
 
 class Config(_Checked, frozen=True):
@@ -400,7 +400,7 @@ class Config(_Checked, frozen=True):
 
     Attributes:
         run: folder, seed, threads.
-        steps: updates of the whole run; none = from `tokens`, else 700.
+        steps: updates of the whole run; none = from `tokens`, else 300.
         tokens: targets of the whole run, instead of `steps`.
         stop: this launch ends after this update, saved, exit 0; the schedule does not move.
         load: "latest" = the newest checkpoint, a damaged one is an error; "older" = pass over damaged ones.
@@ -429,7 +429,7 @@ class Config(_Checked, frozen=True):
     batch: Batch = Batch()
     data: Data = Data()
     optim: Optim = Optim()
-    schedule: Schedule = Schedule(warmup=50)
+    schedule: Schedule = Schedule(warmup=30)
     precision: Precision = Precision()
     scale: Scale = Scale()
     guard: Guard = Guard()
