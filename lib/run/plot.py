@@ -95,13 +95,14 @@ def _draw_loss(axes: Axes, train: Sequence[Row], heldout: Sequence[Row]) -> None
         axes.annotate(
             f"{values_out[-1]:.3f}",
             (steps_out[-1], values_out[-1]),
-            xytext=(-4, 9),
+            xytext=(7, 0),
             textcoords="offset points",
-            ha="right",
+            va="center",
             color=_HELDOUT,
             fontweight="bold",
         )
-    _log_scale(axes, values + values_out, ticks=(1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0))
+    axes.margins(x=0.09)  # room for the number beside the last point
+    _log_scale(axes, values + values_out, fine_below=30)
     axes.set_ylabel("loss [bits per byte]")
     if steps or steps_out:
         axes.legend(frameon=False, loc="upper right")
@@ -121,7 +122,7 @@ def _draw_norm(axes: Axes, train: Sequence[Row]) -> None:
     steps, values = _series(train, "grad_norm")
     axes.plot(steps, values, color=_NORM, alpha=0.35, linewidth=1)
     axes.plot(steps, _smooth(values), color=_NORM, linewidth=1.6)
-    _log_scale(axes, values, ticks=(1.0, 3.0))
+    _log_scale(axes, values, fine_below=5)
     axes.set_ylabel("gradient norm")
     refused = _refused(train)
     for index, step in enumerate(refused):
@@ -149,7 +150,7 @@ def _series(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:
 
 def _smooth(values: Sequence[float]) -> list[float]:
     """A centred mean over about a twentieth of the curve, narrower at the ends: no lag, and the ends stay true."""
-    reach = len(values) // 40
+    reach = max(len(values) // 40, min(2, len(values) // 5))
     result = []
     for at in range(len(values)):
         near = min(reach, at, len(values) - 1 - at)
@@ -158,16 +159,18 @@ def _smooth(values: Sequence[float]) -> list[float]:
     return result
 
 
-def _log_scale(axes: Axes, values: Sequence[float], *, ticks: tuple[float, ...]) -> None:
-    """Ratios matter in a loss and a norm; the ticks stay plain numbers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+def _log_scale(axes: Axes, values: Sequence[float], *, fine_below: float) -> None:
+    """Ratios matter in a loss and a norm; the ticks stay plain numbers, and few when they span many."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
 
     if not values or min(values) <= 0:
         return
+    span = max(values) / min(values)
+    ticks = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0) if span < fine_below else (1.0, 3.0) if span < 100 else (1.0,)
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=ticks if max(values) / min(values) < 100 else (1.0,)))
+    axes.yaxis.set_major_locator(LogLocator(subs=ticks))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.minorticks_off()
 
 
 def _tidy(axes: Axes) -> None:
