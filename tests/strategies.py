@@ -89,7 +89,7 @@ def _bytes(leaf: Tensor) -> bytes:
 
 def tiny(**parts: Any) -> Recipe:
     """A recipe small enough for many steps; sections by name replace those here."""
-    model = Model(width=8, depth=2, heads=2, inner=8, vocab=12)
+    model = Model(width=8, depth=2, heads=2, inner=8, vocab=12, tied=True)
     return Recipe(**{"model": model, "batch": Batch(rows=4, length=6, micro=2), **parts})
 
 

@@ -56,7 +56,7 @@ OTHER: dict[str, tuple[Any, Any]] = {
     "model.inner": (33, 33),
     "model.vocab": (300, 300),
     "model.dropout": (0.1, 0.1),
-    "model.tied": (False, False),
+    "model.tied": (not Model().tied, not Model().tied),
     "model.theta": (500_000, 500_000.0),
     "model.eps": (1e-6, 1e-6),
     "model.documents": (False, False),
@@ -420,25 +420,31 @@ def test_a_bad_setting_is_named_with_its_value_and_rule(setting: str, message: s
     ("settings", "message"),
     [
         (
-            ["model.heads=3"],
+            ["model.width=128", "model.heads=3"],
             "model.heads=3 must divide model.width=128 into even head widths; take heads from [1, 2, 4, 8, 16, 32, 64]",
         ),
         (
-            ["model.width=12"],
+            ["model.width=12", "model.heads=4"],
             "model.heads=4 must divide model.width=12 into even head widths; take heads from [1, 2, 3, 6]",
         ),
         (
             ["model.width=16", "model.heads=16"],
             "model.heads=16 must divide model.width=16 into even head widths; take heads from [1, 2, 4, 8]",
         ),
-        (["model.kv_heads=3"], "model.kv_heads=3 must divide model.heads=4; take kv_heads from [1, 2, 4]"),
-        (["model.kv_heads=8"], "model.kv_heads=8 must divide model.heads=4; take kv_heads from [1, 2, 4]"),
+        (
+            ["model.heads=4", "model.kv_heads=3"],
+            "model.kv_heads=3 must divide model.heads=4; take kv_heads from [1, 2, 4]",
+        ),
+        (
+            ["model.heads=4", "model.kv_heads=8"],
+            "model.kv_heads=8 must divide model.heads=4; take kv_heads from [1, 2, 4]",
+        ),
         (
             ["batch.rows=6", "batch.micro=4"],
             "batch.rows=6 must be a multiple of batch.micro=4; set batch.rows=8 or another batch.micro",
         ),
         (
-            ["batch.micro=64"],
+            ["batch.rows=32", "batch.micro=64"],
             "batch.rows=32 must be a multiple of batch.micro=64; set batch.rows=64 or another batch.micro",
         ),
         (
@@ -454,7 +460,7 @@ def test_a_bad_setting_is_named_with_its_value_and_rule(setting: str, message: s
             "schedule.warmup=20 must be in [0, schedule.length=12); lower schedule.warmup or raise steps",
         ),
         (
-            ["tokens=8192"],
+            ["tokens=8192", "batch.rows=32", "batch.length=256", "schedule.warmup=50"],
             "schedule.warmup=50 must be in [0, schedule.length=1); lower schedule.warmup or raise steps",
         ),
         (["steps=90", "tokens=5"], "steps=90 must not go with tokens=5, they say the same; drop one"),

@@ -14,7 +14,7 @@ from lib.tree import leaves, plain
 from tests.strategies import lm_batch
 
 MODELS = [
-    Model(width=16, depth=2, heads=2, inner=24, vocab=20),
+    Model(width=16, depth=2, heads=2, inner=24, vocab=20, tied=True),
     Model(width=16, depth=3, heads=4, kv_heads=2, inner=24, vocab=20, tied=False),
 ]
 
@@ -26,9 +26,10 @@ def test_parameters_are_counted_once(model: Model) -> None:
 
 
 def test_the_cost_of_a_token_by_hand() -> None:
-    model = Model(width=4, depth=2, heads=1, inner=8, vocab=10)
     block = 4 * 4 * 4 + 3 * 4 * 8
-    assert train_flops_per_token(model, 6) == 6 * (2 * block + 10 * 4) + 6 * 2 * 6 * 4
+    for tied in (True, False):
+        model = Model(width=4, depth=2, heads=1, inner=8, vocab=10, tied=tied)
+        assert train_flops_per_token(model, 6) == 6 * (2 * block + 10 * 4) + 6 * 2 * 6 * 4
 
 
 @pytest.mark.parametrize("model", MODELS)
