@@ -1,6 +1,6 @@
 """The plain loop that people write: an `nn.Module`, autocast, `backward`, `clip_grad_norm_`, fused AdamW.
 
-The model is the recipe's, layer for layer: document masks, rotary positions, SwiGLU, tied head. Written as one would for
+The model is the recipe's, layer for layer: document masks, rotary positions, SwiGLU, tied head or not. Written as one would for
 speed: tables made once, one mask for all layers.
 """
 
@@ -54,6 +54,9 @@ class Transformer(nn.Module):
         inner = inner_width(model)
         self.blocks = nn.ModuleList(Block(model.width, model.heads, inner, model.eps) for _ in range(model.depth))
         self.norm = nn.RMSNorm(model.width, model.eps)
+        self.head = nn.Linear(model.width, model.vocab, bias=False)
+        if model.tied:
+            self.head.weight = self.embed.weight
         nn.init.normal_(self.embed.weight, std=model.width**-0.5)
         half = torch.arange(0, model.width // model.heads, 2) / (model.width // model.heads)
         angles = torch.arange(recipe.batch.length)[:, None] * model.theta**-half
@@ -69,7 +72,7 @@ class Transformer(nn.Module):
         mask = ((segments[:, :, None] == segments[:, None, :]) & self.causal)[:, None]
         for block in self.blocks:
             x = block(x, cos, sin, mask)
-        return F.linear(self.norm(x), self.embed.weight)
+        return self.head(self.norm(x))
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

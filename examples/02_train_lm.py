@@ -15,12 +15,12 @@ from lib.store.corpus import scan
 from lib.store.tokens import prepare
 from lib.tree import leaves
 
-STEPS, SEED = 40, 0
+STEPS, SEED = 24, 0
 recipe = Recipe(
     model=Model(width=64, depth=2, heads=4),
     batch=Batch(rows=16, length=64, micro=2),
     optim=Optim(lr=3e-3),
-    schedule=Schedule(shape="cosine", warmup=5, length=STEPS),
+    schedule=Schedule(shape="cosine", warmup=4, length=STEPS),
 )
 plan = Plan(rows=recipe.batch.rows, length=recipe.batch.length, micro=recipe.batch.micro)
 
@@ -32,7 +32,7 @@ with tempfile.TemporaryDirectory() as folder:
         """Batch n is a function of (text, recipe, seed, cursor), and the cursor is in the state."""
         while int(state["step"]) < until:
             state, metrics = train_step(state, batch_at(store.train, plan, SEED, cursor_of(state["cursor"])))
-            if int(state["step"]) % 10 == 0:
+            if int(state["step"]) % 8 == 0:
                 print(f"step {int(state['step'])}: {metrics['bpb']:.3f} bits per byte, lr {metrics['lr']:.2e}")
         return state
 

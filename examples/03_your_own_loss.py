@@ -17,9 +17,7 @@ def loss(model, batch, key):
     return wrong.square().sum(), torch.tensor(wrong.numel())
 
 
-recipe = Recipe(
-    optim=Optim(lr=1e-2, decay=0.0, average=0.98), schedule=Schedule(shape="cosine", warmup=20, length=400)
-)
+recipe = Recipe(optim=Optim(lr=1e-2, decay=0.0, average=0.98), schedule=Schedule(shape="cosine", warmup=20, length=200))
 train_step, eval_step = make_train_step(loss, net), make_eval_step(loss, net)
 state = init_state(recipe, seed=0, params=net)
 before = net[0].weight.detach().clone()
@@ -31,9 +29,9 @@ def batch(n: int) -> TensorDict:
     return TensorDict({"x": x, "y": torch.sin(3 * x[..., 0]) * torch.cos(2 * x[..., 1])})
 
 
-for n in range(400):
+for n in range(200):
     state, metrics = train_step(state, batch(int(state["cursor", "batch"])))
-    if n % 100 == 99:
+    if n % 50 == 49:
         print(f"step {n + 1}: squared error {metrics['loss_nats']:.5f}, gradient norm {metrics['grad_norm']:.4f}")
 
 held_out = eval_step(state, batch(10_000))

@@ -36,5 +36,7 @@ with tempfile.TemporaryDirectory() as place:
     assert start(killed).wait() == 0
     one, other = leaves(load(whole)), leaves(load(killed))
     same = all(torch.equal(leaf, other[path]) for path, leaf in one.items())
-    print(f"step {int(one['step'])}: killed twice and resumed equals never killed, {len(one)} leaves bit for bit:", same)
+    print(
+        f"step {int(one['step'])}: killed twice and resumed equals never killed, {len(one)} leaves bit for bit:", same
+    )
     sys.exit(not same)
