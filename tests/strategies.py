@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import Tensor
@@ -22,6 +23,8 @@ from lib.tree import Tree, from_leaves, leaves, tensordict, tree_map
 SEEDS = st.integers(0, 2**63 - 1)
 FINITE = st.floats(-1e3, 1e3, width=32)
 SPOILS = (math.nan, math.inf, -math.inf)
+FEW = settings(max_examples=max(5, settings().max_examples * 2 // 5))
+"""For laws whose every example is several steps of a model."""
 
 
 def refusal(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:

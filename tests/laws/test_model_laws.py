@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import Tensor
@@ -16,7 +16,7 @@ from lib.nn.dropout import position_keys
 from lib.state import init_state
 from lib.step import train_step
 from lib.tree import Tree, leaves, plain
-from tests.strategies import gradient_of, largest_gap, lm_batch, models, same_bits, tiny, with_leaves
+from tests.strategies import FEW, gradient_of, largest_gap, lm_batch, models, same_bits, tiny, with_leaves
 
 # An eager scan is traced, and the tracer meets warnings that it hides from whoever runs it, but not from pytest, for which
 # a warning is an error before it is shown.
@@ -201,7 +201,7 @@ def test_layers_by_scan_are_the_layers_unrolled(dropout: float) -> None:
     assert largest_gap(one["optimizer", "first"], two["optimizer", "first"]) < 1e-6
 
 
-@settings(max_examples=10)
+@FEW
 @given(model=models(dropout=False), seed=st.integers(0, 2**32), data=st.data())
 def test_the_order_of_rows_changes_the_loss_by_rounding_at_most(model: Model, seed: int, data: st.DataObject) -> None:
     recipe = Recipe(model=model, batch=Batch(rows=4, length=4), optim=SEEING)
