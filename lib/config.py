@@ -147,13 +147,18 @@ class Optim(_Checked, frozen=True):
     no_decay: tuple[str, ...] | None = None
     average: Share | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.no_decay, str):
+            raise ValueError(f"optim.no_decay={self.no_decay!r} must be a list of texts; write [{self.no_decay!r}]")
+
 
 class Schedule(_Checked, frozen=True):
     """The learning rate as a closed form of the update's number u, from 1.
 
     Attributes:
         shape: after the warm-up: "constant", or "linear" or "cosine" down to the floor at `length` and flat beyond.
-        warmup: updates of linear warm-up, lr * u / warmup.
+        warmup: updates of linear warm-up, lr * u / warmup; none = in a run a tenth of its length, 30 at most, else 0.
         length: updates until the floor; none = as many as the run has when it starts. Never derived again on resume.
         floor: last learning rate, as a fraction of the peak, in [0, 1].
         counts: what u counts: "step" (every call, refused updates too) or "applied" (applied updates only).
@@ -161,14 +166,14 @@ class Schedule(_Checked, frozen=True):
 
     _at: ClassVar[str] = "schedule."
     shape: Literal["constant", "linear", "cosine"] = "cosine"
-    warmup: Natural = 0
+    warmup: Natural | None = None
     length: Count | None = None
     floor: Annotated[float, Meta(ge=0, le=1)] = 0.1
     counts: Literal["step", "applied"] = "step"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.length is not None and self.warmup >= self.length:
+        if self.length is not None and (self.warmup or 0) >= self.length:
             raise ValueError(
                 f"schedule.warmup={self.warmup} must be in [0, schedule.length={self.length}); "
                 f"lower schedule.warmup or raise steps"
@@ -215,7 +220,7 @@ class Scale(_Checked, frozen=True):
             if value is not None and math.frexp(value)[0] != 0.5:
                 raise ValueError(
                     f"scale.{name}={value} must be a power of two (other scales are not exact); "
-                    f"take {2.0 ** round(math.log2(value)):g}"
+                    f"take {2.0 ** round(math.log2(value))!r}"
                 )
         if not self.lowest <= (1.0 if self.initial is None else self.initial) <= self.highest:
             raise ValueError(
@@ -429,7 +434,7 @@ class Config(_Checked, frozen=True):
     batch: Batch = Batch()
     data: Data = Data()
     optim: Optim = Optim()
-    schedule: Schedule = Schedule(warmup=30)
+    schedule: Schedule = Schedule()
     precision: Precision = Precision()
     scale: Scale = Scale()
     guard: Guard = Guard()
@@ -461,18 +466,19 @@ def run_steps(config: Config) -> int:
 
 
 def recipe_of(config: Config, data: DataIdentity = DataIdentity()) -> Recipe:
-    """The static part of `config`, with the schedule's length settled.
+    """The static part of `config`, with the schedule's length and warm-up settled.
 
     Raises:
         ValueError: the parts do not go together.
     """
     shape = config.schedule
     length = run_steps(config) if shape.length is None else shape.length
+    warmup = min(30, length // 10) if shape.warmup is None else shape.warmup
     return Recipe(
         model=config.model,
         batch=config.batch,
         optim=config.optim,
-        schedule=msgspec.structs.replace(shape, length=length),
+        schedule=msgspec.structs.replace(shape, length=length, warmup=warmup),
         precision=config.precision,
         scale=config.scale,
         guard=config.guard,

@@ -183,6 +183,8 @@ def _scalar(kind: Any, value: Any) -> tuple[bool, Any]:
 def _in_range(where: str, value: Any, bound: Meta) -> None:
     if value is None:
         return
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise ValueError(f"{where}={value!r} must be a number; give one")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where}={value} must be a finite number; give one")
     rules = (

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lib import grad, metrics
 from lib.config import Recipe
+from lib.model.form import check_form
 from lib.model.loss import language_loss
 from lib.module import as_function
 from lib.optim import Rule, rule_of
@@ -52,7 +53,9 @@ def train_step(state: TensorDict, batch: TensorDict) -> tuple[TensorDict, Tensor
         ValueError: the recipe has no model, or the batch does not fit the state.
     """
     recipe: Recipe = state["recipe"]
-    return _advance(state, batch, language_loss(recipe), rule_of(recipe.optim))
+    loss = language_loss(recipe)
+    check_form(plain(batch))
+    return _advance(state, batch, loss, rule_of(recipe.optim))
 
 
 def make_train_step(loss: Loss, module: nn.Module | None = None, *, rule: Rule | None = None) -> Step:
@@ -81,7 +84,9 @@ def make_train_step(loss: Loss, module: nn.Module | None = None, *, rule: Rule |
 
 def eval_step(state: TensorDict, batch: TensorDict) -> TensorDict:
     """Measure the recipe's language model on one batch, without randomness; reports add up with `lib.metrics.merge`."""
-    return _evaluate(state, batch, language_loss(state["recipe"]))
+    loss = language_loss(state["recipe"])
+    check_form(plain(batch), train=False)
+    return _evaluate(state, batch, loss)
 
 
 def make_eval_step(loss: Loss, module: nn.Module | None = None) -> Callable[[TensorDict, TensorDict], TensorDict]:
@@ -90,6 +95,7 @@ def make_eval_step(loss: Loss, module: nn.Module | None = None) -> Callable[[Ten
     return lambda state, batch: _evaluate(state, batch, _numbered(called))
 
 
+@torch.no_grad()  # but for the gradients in `accumulate`, whatever the caller's mode and leaves
 def _advance(state: TensorDict, batch: TensorDict, loss: grad.MicroLoss, rule: Rule) -> tuple[TensorDict, TensorDict]:
     recipe: Recipe = state["recipe"]
     old, data = plain(state), plain(batch)

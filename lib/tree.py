@@ -43,9 +43,10 @@ def plain(tree: Any) -> Tree:
 
 
 def tensordict(tree: Tree) -> TensorDict:
-    """Turn nested dicts into a TensorDict of batch size [], made in bulk."""
+    """Turn nested dicts into a TensorDict of batch size [], made in bulk, sorted: Dynamo guards the order of the keys."""
     return TensorDict(
-        {key: tensordict(value) if isinstance(value, dict) else value for key, value in tree.items()}, batch_size=[]
+        {key: tensordict(tree[key]) if isinstance(tree[key], dict) else tree[key] for key in sorted(tree)},
+        batch_size=[],
     )
 
 

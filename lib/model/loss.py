@@ -36,6 +36,8 @@ def language_loss(recipe: Recipe) -> MicroLoss:
         if draws is not None and model.dropout > 0:
             numbers = torch.arange(number * rows, (number + 1) * rows, device=draws.device)
             keys = position_keys(fold(draws, _DROPOUT), numbers, length)
-        return cross_entropy(lm.logits(params, part, model, keys), part["targets"], part["mask"])
+        # -100, torch's mark of a target to ignore, is one here too: it must not count in the denominator
+        mask = part["mask"] & (part["targets"] != -100)
+        return cross_entropy(lm.logits(params, part, model, keys), part["targets"], mask)
 
     return loss

@@ -43,6 +43,11 @@ def drawable() -> bool:
     return find_spec("matplotlib") is not None
 
 
+def drawn(row: Row) -> bool:
+    """Whether a row of metrics has something to draw."""
+    return "loss_nats" in row or row.get("eval/bpb") is not None
+
+
 def plot(folder: Path) -> Path:
     """Draw `folder`/loss.png.
 

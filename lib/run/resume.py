@@ -108,6 +108,8 @@ def _asked(old: Recipe, launch: Launch) -> Recipe:
     data = replace(old.data, holdout=config.data.holdout, holdout_by=old.data.holdout_by if how == "auto" else how)
     if "schedule.length" not in launch.named:
         config = replace(config, schedule=replace(config.schedule, length=old.schedule.length))
+    if config.schedule.warmup is None:
+        config = replace(config, schedule=replace(config.schedule, warmup=old.schedule.warmup))
     return recipe_of(config, data)
 
 

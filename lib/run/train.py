@@ -27,7 +27,7 @@ from lib.run.launch import Launch
 from lib.run.lines import append, cut, evaluated, open_lines, read_lines, sync
 from lib.run.loop import Acts, End, Plan, due, loop
 from lib.run.meter import METER_UNITS, meter
-from lib.run.plot import NO_MATPLOTLIB, drawable, plot
+from lib.run.plot import NO_MATPLOTLIB, drawable, drawn, plot
 from lib.run.progress import Progress, duration
 from lib.run.sampling import written
 from lib.run.signals import INTERRUPTED, Interrupted, Signals
@@ -101,7 +101,9 @@ def _settle(start: Start, run: Path, voice: Progress) -> None:
     write_file(run / "data.json", start.data.encode())
     step = int(start.state[0]["step"])
     if dropped := cut(run / "metrics.jsonl", step):
-        voice.say(f"metrics.jsonl: {dropped} lines from beyond step {step} dropped; the steps are taken again")
+        voice.say(
+            f"metrics.jsonl: {dropped} lines beyond step {step} or unreadable dropped; steps beyond are taken again"
+        )
 
 
 def _train(start: Start, run: Path, voice: Progress, signals: Signals) -> End:
@@ -165,7 +167,8 @@ def _finish(state: TensorDict, start: Start, run: Path, voice: Progress, signals
     """The end of a run; everything is saved by now, so a signal drops what is left."""
     with signals.at_once():
         if drawable():
-            plot(run)
+            if any(map(drawn, read_lines(run / "metrics.jsonl"))):  # a short run may have logged nothing
+                plot(run)
         else:
             voice.say(NO_MATPLOTLIB)
         if start.config.sample.length:

@@ -5,19 +5,20 @@ A nested TensorDict of batch size [], one slot for each file of this folder. A s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 import torch
 from tensordict import TensorDict
-from torch import nn
+from torch import Tensor, nn
 
 from lib.config import Recipe
+from lib.module import trainable
 from lib.optim import Rule, rule_of
 from lib.optim.decay import decayed
 from lib.state import average, cursor, key, params, scale, schedule, window
-from lib.tree import Tree, from_leaves, leaves, tensordict, tree_map
+from lib.tree import Tree, from_leaves, tensordict, tree_map
 
 __all__ = ["abstract_state", "init_state", "slots_of"]
 
@@ -51,7 +52,8 @@ def init_state(
     >>> state["params", "embed", "weight"].shape
     torch.Size([16, 8])
     """
-    return _with_recipe(_slots(recipe, seed, params, cursor, rule, None), recipe if params is None else _own(recipe))
+    tree = _slots(recipe, seed, params, cursor, rule, None)
+    return _with_recipe(tree, recipe if params is None else _own(recipe))
 
 
 def abstract_state(recipe: Recipe) -> TensorDict:
@@ -68,6 +70,8 @@ def slots_of(recipe: Recipe) -> tuple[str, ...]:
 
 def _slots(recipe: Recipe, seed: int, given: Any, at: Any, rule: Rule | None, device: torch.device | None) -> Tree:
     own = given is not None
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"recipe={recipe!r} must be a lib.config.Recipe; make one with Recipe(...)")
     if not own and recipe.model is None:
         raise ValueError(
             "recipe.model=none must be a model when params are not given; pass params=... or a recipe with a model"
@@ -93,12 +97,30 @@ def _slots(recipe: Recipe, seed: int, given: Any, at: Any, rule: Rule | None, de
 
 def _copied(given: nn.Module | Mapping[str, Any] | TensorDict) -> Tree:
     """Fp32 copies of the given parameters; a tied parameter of a module is one leaf, under its first name."""
-    tree = from_leaves(dict(given.named_parameters()) if isinstance(given, nn.Module) else leaves(given))
-    if not tree:
+    named = trainable(given) if isinstance(given, nn.Module) else dict(_named(given))
+    if not named:
         raise ValueError(
             "params: has no tensors, must have at least one; pass a module or a mapping of names to tensors"
         )
-    return tree_map(lambda leaf: leaf.detach().to(torch.float32, copy=True).contiguous(), tree)
+    return tree_map(lambda leaf: leaf.detach().to(torch.float32, copy=True).contiguous(), from_leaves(named))
+
+
+def _named(tree: Any, above: str = "") -> Iterator[tuple[str, Tensor]]:
+    seen: set[str] = set()
+    for name in tree.keys():  # noqa: SIM118 (a TensorDict iterates over its batch)
+        value, path = tree.get(name), f"{above}{name}"
+        inner = [(path, value)] if isinstance(value, Tensor) else None
+        if inner is None and not isinstance(value, (Mapping, TensorDict)):
+            raise ValueError(
+                f"params.{path}: is {type(value).__name__}, must be a tensor or a mapping; drop or convert it"
+            )
+        for place, leaf in inner or _named(value, f"{path}."):
+            if place in seen:
+                raise ValueError(f"params.{place}: is there twice, must be one leaf; rename one")
+            if not leaf.is_floating_point():
+                raise ValueError(f"params.{place}: is {leaf.dtype}, must be real floating point; drop or convert it")
+            seen.add(place)
+            yield place, leaf
 
 
 def _own(recipe: Recipe) -> Recipe:

@@ -55,11 +55,12 @@ def factor(update_number: Int[Tensor, "..."], schedule: Schedule) -> Float[Tenso
     [0.5, 1.0, 0.75, 0.5, 0.25, 0.0]
     """
     u = update_number.to(torch.float64)
+    warmup = schedule.warmup or 0
     after = torch.ones_like(u)
     if schedule.shape != "constant":
         length = schedule.length or 1
-        r = ((u - schedule.warmup) / (length - schedule.warmup)).clamp(0.0, 1.0)
+        r = ((u - warmup) / (length - warmup)).clamp(0.0, 1.0)
         fall = 1 - r if schedule.shape == "linear" else (1 + torch.cos(math.pi * r)) / 2
         after = schedule.floor + (1 - schedule.floor) * fall
         after = torch.where(u >= length, schedule.floor, after)
-    return torch.where(u <= schedule.warmup, u / max(schedule.warmup, 1), after)
+    return torch.where(u <= warmup, u / max(warmup, 1), after)

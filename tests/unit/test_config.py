@@ -398,7 +398,7 @@ RANGE = "{} must be {}; give one in range"
         ("scale.backoff=1", RANGE.format("scale.backoff=1.0", "> 0 and < 1")),
         ("scale.every=0", RANGE.format("scale.every=0", ">= 1")),
         ("scale.initial=0", RANGE.format("scale.initial=0.0", "> 0")),
-        ("scale.initial=3", "scale.initial=3.0 must be a power of two (other scales are not exact); take 4"),
+        ("scale.initial=3", "scale.initial=3.0 must be a power of two (other scales are not exact); take 4.0"),
         ("scale.backoff=0.3", "scale.backoff=0.3 must be a power of two (other scales are not exact); take 0.25"),
         ("scale.dynamic=maybe", "scale.dynamic=maybe must be true or false or none; change the value"),
         ("guard.patience=0", RANGE.format("guard.patience=0", ">= 1")),

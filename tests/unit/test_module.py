@@ -62,8 +62,16 @@ def test_a_module_without_either_is_taken(module: nn.Module) -> None:
     assert as_function(squares, module)
 
 
-def test_without_a_module_the_loss_is_left_as_it_is() -> None:
-    assert as_function(squares, None) is squares
+def test_without_a_module_the_loss_gets_the_tree() -> None:
+    got: list[object] = []
+
+    def loss(params: object, batch: object, key: object) -> tuple[torch.Tensor, int]:
+        got.extend((params, batch, key))
+        return torch.tensor(3.0), 2
+
+    total, count = as_function(loss, None)({"w": torch.ones(1)}, {"x": torch.ones(1)}, None)
+    assert (total.item(), count.item(), count.dtype) == (3.0, 2, torch.int64)
+    assert [type(value) for value in got] == [dict, dict, type(None)]
 
 
 def test_the_module_is_called_with_the_parameters_given_and_keeps_its_own() -> None:
@@ -100,3 +108,90 @@ def test_tied_weights_of_a_module_stay_tied() -> None:
     (both,) = torch.autograd.grad(total, w)
     ((x @ w.T @ w.T).square().sum()).backward()
     assert torch.equal(both, w.grad)
+
+
+def call(loss: object, module: object = None, params: object = None) -> object:
+    return as_function(loss, module)({} if params is None else params, {}, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("found", "described"),
+    [
+        (1.0, "float"),
+        (None, "NoneType"),
+        (torch.ones(()), "a tensor of shape ()"),
+        ((torch.ones(3), 3), "(a tensor of shape (3,), int)"),
+        ((1.0, 3), "(float, int)"),
+        ((torch.ones(()), 1, 2), "(a tensor of shape (), int, int)"),
+    ],
+)
+def test_a_loss_that_gives_something_else_is_refused(found: object, described: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        call(lambda *_: found)
+    assert str(caught.value) == (
+        f"loss: gave {described}, must give (sum of the targets' losses as a 0-d tensor, number of targets); "
+        "return losses.sum(), losses.numel()"
+    )
+
+
+def test_a_loss_that_draws_from_the_global_generator_is_refused() -> None:
+    with pytest.raises(ValueError) as caught:
+        call(lambda *_: (torch.rand(()), 1))
+    assert str(caught.value) == (
+        "loss: drew from torch's global generator, must draw from its key only; use lib.random or lib.nn.dropout"
+    )
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(2))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self) -> torch.Tensor:
+        self.calls.add_(1)
+        return self.w * self.calls
+
+
+def test_a_buffer_that_forward_changes_is_refused_and_left_alone() -> None:
+    module = Counts()
+    with pytest.raises(ValueError) as caught:
+        call(lambda model, *_: (model().sum(), 2), module, {"w": torch.ones(2)})
+    assert str(caught.value) == (
+        "module.calls: the buffer is changed by forward, outside the state; keep what must be remembered in the parameters "
+        "or leave it out"
+    )
+    assert module.calls.item() == 0
+
+
+def test_parameters_that_are_not_the_modules_are_refused() -> None:
+    with pytest.raises(ValueError) as caught:
+        call(
+            lambda model, *_: (model(torch.ones(2)).sum(), 2),
+            nn.Linear(2, 2),
+            {"weight": torch.ones(2, 2), "b": torch.ones(2)},
+        )
+    assert str(caught.value) == (
+        "state.params: missing ['bias'], extra ['b'], must be the parameters of the module; "
+        "make the state with init_state(recipe, params=module)"
+    )
+
+
+def test_a_frozen_or_whole_number_parameter_is_refused() -> None:
+    module = nn.Linear(2, 2)
+    module.weight.requires_grad_(False)
+    with pytest.raises(ValueError) as caught:
+        as_function(lambda *_: (torch.ones(()), 1), module)
+    assert str(caught.value) == (
+        "params.weight: is frozen (requires_grad is false), must be trainable; turn it into a buffer of the module"
+    )
+    complex_one = nn.Linear(2, 2, dtype=torch.complex64)
+    with pytest.raises(ValueError, match="params.weight: is torch.complex64, must be real floating point"):
+        as_function(lambda *_: (torch.ones(()), 1), complex_one)
+
+
+def test_what_is_no_function_or_no_module_is_refused() -> None:
+    with pytest.raises(ValueError, match="loss=None must be a function of \\(model or params, batch, key\\); pass one"):
+        as_function(None, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must be an nn.Module made already; pass an instance"):
+        as_function(lambda *_: (torch.ones(()), 1), nn.Linear)  # type: ignore[arg-type]

@@ -119,7 +119,7 @@ def test_parameters_may_be_given_in_every_form(kind: str) -> None:
 
 
 def test_parameters_of_other_dtypes_become_fp32_masters() -> None:
-    given = {"a": torch.ones(2, dtype=torch.bfloat16), "b": torch.ones(2, dtype=torch.float64), "c": torch.arange(3)}
+    given = {"a": torch.ones(2, dtype=torch.bfloat16), "b": torch.ones(2, dtype=torch.float64)}
     assert {dtype for dtype, _ in form(init_state(own(), params=given)["params"]).values()} == {torch.float32}
 
 
@@ -186,3 +186,25 @@ def test_what_makes_no_state_is_refused(make: Any, message: str) -> None:
 def test_the_loss_scale_of_a_new_state() -> None:
     assert init_state(tiny())["scale", "scale"].item() == 1.0
     assert init_state(tiny(scale=Scale(initial=8.0)))["scale", "scale"].item() == 8.0
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"w": torch.ones(2), "n": 3}, "params.n: is int, must be a tensor or a mapping; drop or convert it"),
+        (
+            {"w.a": torch.ones(1), "w": {"a": torch.zeros(1)}},
+            "params.w.a: is there twice, must be one leaf; rename one",
+        ),
+        ({"w": torch.arange(3)}, "params.w: is torch.int64, must be real floating point; drop or convert it"),
+    ],
+)
+def test_parameters_are_never_dropped_or_changed_in_silence(params: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        init_state(own(), params=params)
+    assert str(caught.value) == message
+
+
+def test_a_recipe_has_to_be_one() -> None:
+    with pytest.raises(ValueError, match="recipe=None must be a lib.config.Recipe; make one with Recipe"):
+        init_state(None)  # type: ignore[arg-type]

@@ -175,7 +175,7 @@ def test_the_side_is_that_of_the_text_digest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("files", "holdout", "how", "message"), [
     ({"1": b"a", "2": b"b"}, 0.01, "document",
-     "data.holdout=0.01, by document: of 2 documents no text is held out; "  # noqa: ISC004 - one message
+     "data.holdout=0.01, by document: of 2 documents no text is held out; "
      "raise data.holdout, set it to 0, or give more text"),
     ({"1": b"a"}, 0.99, "tail",
      "data.holdout=0.99, by tail: of 1 documents no text is left to train on; lower data.holdout or give more text"),
