@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import NonTensorData, TensorDict
+from tensordict import TensorDict
 from torch import Tensor
 
 __all__ = [
@@ -43,11 +43,7 @@ def plain(tree: Any) -> Tree:
 
 
 def tensordict(tree: Tree) -> TensorDict:
-    """Turn nested dicts into a TensorDict of batch size [], made in bulk.
-
-    Keys are sorted, a non-tensor leaf last: Dynamo guards their order, so a state has one order wherever it comes from.
-    """
-    keys = sorted(tree, key=lambda key: (isinstance(tree[key], NonTensorData), key))
+    """Turn nested dicts into a TensorDict of batch size [], made in bulk, sorted: Dynamo guards the order of the keys."""
     return TensorDict(
         {key: tensordict(tree[key]) if isinstance(tree[key], dict) else tree[key] for key in sorted(tree)},
         batch_size=[],

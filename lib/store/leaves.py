@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lib.config import Recipe
 from lib.errors import CheckpointError
-from lib.tree import Tree, tensordict
+from lib.tree import Tree
 
 __all__ = [
     "RECIPE",
@@ -105,7 +105,12 @@ def assemble(found: Mapping[str, Leaf]) -> TensorDict:
         branches[above][name] = NonTensorData(value) if isinstance(value, Recipe) else {} if value is None else value
         if value is None:
             branches[path] = branches[above][name]
-    return tensordict(tree)
+    return _in_order(tree)
+
+
+def _in_order(tree: Tree) -> TensorDict:
+    """Like `lib.tree.tensordict`, but in the order that was stored: what was compiled for the state fits what is loaded."""
+    return TensorDict({name: _in_order(v) if isinstance(v, dict) else v for name, v in tree.items()}, batch_size=[])
 
 
 def array_of(tensor: Tensor) -> NDArray[Any]:
