@@ -14,7 +14,7 @@ from lib.config import Batch, Model, Optim, Recipe
 from lib.model import lm
 from lib.nn.dropout import position_keys
 from lib.state import init_state
-from lib.step import train_step
+from lib.step import eval_step, train_step
 from lib.tree import Tree, leaves, plain
 from tests.strategies import FEW, gradient_of, largest_gap, lm_batch, models, same_bits, tiny, with_leaves
 
@@ -124,6 +124,7 @@ def test_shared_key_value_heads_are_heads_with_repeated_weights() -> None:
 # Gradients ------------------------------------------------------------------------------------------------------------
 
 
+@FEW
 @given(model=models(), seed=st.integers(0, 2**32), data=st.data())
 def test_masked_targets_have_no_effect(model: Model, seed: int, data: st.DataObject) -> None:
     recipe = Recipe(model=model, batch=Batch(rows=2, length=4), optim=SEEING)
@@ -171,7 +172,7 @@ def test_the_gradient_is_the_slope_of_the_loss() -> None:
         for step in (-1e-2, 1e-2):
             moved = state.clone()
             moved[("params", *path.split("."))] = leaf + step * direction
-            losses.append(train_step(moved, batch)[1]["loss_nats"].item())
+            losses.append(eval_step(moved, batch)["loss_nats"].item())
         slope = (losses[1] - losses[0]) / 2e-2
         assert slope == pytest.approx((grad[path] * direction).sum().item(), rel=0.02, abs=1e-3), path
 
@@ -190,9 +191,9 @@ def moved_to(state: TensorDict, recipe: Recipe) -> TensorDict:
 
 
 @by_tracing
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.4])
 def test_layers_by_scan_are_the_layers_unrolled(dropout: float) -> None:
-    model = Model(width=8, depth=3, heads=2, kv_heads=1, inner=8, vocab=12, dropout=dropout)
+    model = Model(width=8, depth=2, heads=2, kv_heads=1, inner=8, vocab=12, dropout=dropout)
     recipe = tiny(model=model, optim=SEEING, batch=Batch(rows=2, length=6))
     state, batch = init_state(recipe), lm_batch(recipe)
     (one, told), (two, told_too) = train_step(state, batch), train_step(moved_to(state, by_scan(recipe)), batch)

@@ -19,7 +19,7 @@ from lib.nn.dropout import position_keys
 from lib.state import init_state
 from lib.step import eval_step, train_step
 from lib.tree import leaves, plain, tree_map
-from tests.strategies import lm_batch, refusal, tiny
+from tests.strategies import lm_batch, refusal, same_bits, tiny, with_leaves
 
 Array = NDArray[np.float64]
 
@@ -102,7 +102,7 @@ def test_an_untied_head_is_one_more_parameter() -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_loss_of_a_new_model_is_about_the_log_of_the_vocabulary_and_a_half(tied: bool) -> None:
-    recipe = Recipe(model=Model(width=64, depth=4, heads=4, tied=tied), batch=Batch(rows=16, length=64))
+    recipe = Recipe(model=Model(width=64, depth=4, heads=4, tied=tied), batch=Batch(rows=16, length=32))
     for seed in range(2):
         loss = eval_step(init_state(recipe, seed=seed), lm_batch(recipe, seed))["loss_nats"].item()
         assert loss == pytest.approx(math.log(260) + 0.5, abs=0.1)
@@ -118,7 +118,7 @@ def test_the_stream_does_not_grow_with_depth() -> None:
             stream.append(x.square().mean().item())
             return original(x, weight, eps)
 
-        recipe = Recipe(model=Model(width=64, depth=depth, heads=4), batch=Batch(rows=4, length=32))
+        recipe = Recipe(model=Model(width=64, depth=depth, heads=4), batch=Batch(rows=2, length=16))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(lm, "rms_norm", noted)
             eval_step(init_state(recipe), lm_batch(recipe))
@@ -136,6 +136,17 @@ def test_the_loss_sums_over_valid_targets_and_needs_no_key_to_evaluate() -> None
     nats = -torch.log_softmax(scores, -1).gather(2, part["targets"][..., None])[..., 0]
     assert total.item() == pytest.approx(nats[part["mask"]].sum().item(), rel=1e-6)
     assert count.item() == int(part["mask"].sum())
+
+
+def test_torchs_mark_of_a_target_to_ignore_is_one_here_too() -> None:
+    recipe = tiny()
+    state, batch = init_state(recipe), lm_batch(recipe, valid=1.0)
+    some = torch.arange(6) % 3 == 0
+    marked, told = train_step(state, with_leaves(batch, targets=torch.where(some, -100, batch["targets"])))
+    masked, told_too = train_step(state, with_leaves(batch, mask=batch["mask"] & ~some))
+    assert told["tokens"].item() == 16
+    assert same_bits(marked, masked)
+    assert same_bits(told, told_too)
 
 
 def test_dropout_is_at_every_residual_branch_and_at_the_embedding() -> None:

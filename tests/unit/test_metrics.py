@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from lib.metrics import UNITS, as_row, eval_report, merge
 from lib.state import init_state
 from lib.step import eval_step, train_step
-from tests.strategies import form, lm_batch, memory, refusal, tiny, with_leaves
+from tests.strategies import PLAIN, form, gradients, lm_batch, memory, own, refusal, tiny, with_leaves
 
 
 def reported(*, valid: float = 0.7) -> TensorDict:
@@ -88,8 +88,12 @@ def test_a_ratio_with_nothing_under_it_is_none_in_a_row() -> None:
     row = as_row(train_step(state, with_leaves(batch, bytes=torch.zeros_like(batch["bytes"])))[1])
     assert (row["loss_nats"], row["tokens"]) == (None, 0)
     assert row["bpb"] is None
-    row = as_row(train_step(state, batch.exclude("bytes"))[1])
-    assert row["bpb"] is None
+
+
+def test_a_loss_of_ones_own_may_do_without_bytes() -> None:
+    _, metrics = PLAIN(init_state(own(), params={"w": torch.tensor(1.0)}), gradients({"w": 2.0}))
+    row = as_row(metrics)
+    assert (row["loss_nats"], row["bytes"], row["bpb"]) == (2.0, 0, None)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
