@@ -46,6 +46,14 @@ def test_a_short_window_is_divided_by_what_it_holds() -> None:
     assert four["optimizer", "grads", "w"].item() == two["optimizer", "grads", "w"].item() == 2.0
 
 
+def test_a_single_target_is_divided_by_one() -> None:
+    step = make_train_step(given_gradients, rule=SEEN)
+    new, metrics = step(
+        init_state(own(), params={"w": ONE}, rule=SEEN), gradients({"w": 3.0}, {"w": 0.0}, counts=(1, 0))
+    )
+    assert (new["optimizer", "grads", "w"].item(), metrics["loss_nats"].item()) == (3.0, 3.0)
+
+
 def test_gradients_are_added_in_fp32_whatever_they_are_computed_in() -> None:
     def in_bf16(params: Tree, part: Tree, number: int) -> tuple[Tensor, Tensor]:
         return (params["w"].to(torch.bfloat16) * part["x"].to(torch.bfloat16)).sum(), part["count"]
