@@ -59,6 +59,10 @@ def watched() -> Iterator[Signals]:
             if first:  # it came while waiting was right; here it is not
                 raise Interrupted
             yield
+        except Exception:
+            if first:  # what C code makes of ours: numpy's import, for one, raises ImportError in its place
+                raise Interrupted from None
+            raise
         finally:
             depth[0] -= 1
 

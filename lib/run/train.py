@@ -216,12 +216,7 @@ def _compiling(step: Step, signals: Signals) -> Step:
         if compiled:
             return step(state, batch)
         with signals.at_once():
-            try:
-                taken = step(state, batch)
-            except Exception:
-                if signals.asked():  # Ctrl-C at a terminal ends the compiler's own processes too
-                    raise Interrupted from None
-                raise
+            taken = step(state, batch)  # Ctrl-C at a terminal ends the compiler's own processes too
         compiled.append(True)
         return taken
 

@@ -72,6 +72,17 @@ def test_where_nothing_needs_saving_it_is_obeyed_at_once(capfd: pytest.CaptureFi
     assert capfd.readouterr().err == "\nSIGINT: leaving, nothing here needs saving\n"
 
 
+def test_what_c_code_makes_of_it_is_still_an_interruption(capfd: pytest.CaptureFixture[str]) -> None:
+    with watched() as signals, pytest.raises(Interrupted), signals.at_once():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except Interrupted as met:  # as numpy's import does
+            raise ImportError("numpy.core.multiarray failed to import") from met
+    with watched() as signals, pytest.raises(ImportError), signals.at_once():
+        raise ImportError("with no signal it stays what it is")
+    assert capfd.readouterr().err == "\nSIGTERM: leaving, nothing here needs saving\n"
+
+
 def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -241,9 +252,9 @@ def test_a_second_signal_leaves_at_once_and_the_committed_is_whole(long: Place) 
     assert long.completes("twice")
 
 
-def kill_often(place: Place, name: str, kills: int, seed: int, number: signal.Signals) -> list[int]:
-    """Start the run again and again, each time ended by a signal at a random moment; gives the exit codes."""
-    draw, codes = random.Random(seed), []
+def kill_often(place: Place, name: str, kills: int, seed: int, number: signal.Signals) -> tuple[list[int], list[str]]:
+    """Start the run again and again, each time ended by a signal at a random moment; the exit codes and what was said."""
+    draw, codes, said = random.Random(seed), [], []
     for _ in range(kills):
         process = start(*place.words_for(name))
         # Half of them while the process starts, reads and loads, half while it trains, saves and evaluates.
@@ -254,27 +265,27 @@ def kill_often(place: Place, name: str, kills: int, seed: int, number: signal.Si
             have = path.read_bytes().count(b"\n") if path.exists() else 0
             wait_for_lines(process, path, max(1, have - 20) + draw.randrange(1, 40))
         process.send_signal(number)
-        process.communicate(timeout=60)
+        said.append("".join(process.communicate(timeout=60)))
         codes.append(process.returncode)
-    return codes
+    return codes, said
 
 
 def test_a_run_that_is_killed_goes_on_from_its_last_checkpoint(long: Place) -> None:
-    assert set(kill_often(long, "killed", 2, 1, signal.SIGKILL)) <= {-signal.SIGKILL, 0}
+    assert set(kill_often(long, "killed", 2, 1, signal.SIGKILL)[0]) <= {-signal.SIGKILL, 0}
     assert long.completes("killed")
 
 
 @pytest.mark.slow
 def test_twenty_kills_at_random_moments_change_no_bit(long: Place) -> None:
-    assert set(kill_often(long, "killed-20", 20, 2, signal.SIGKILL)) <= {-signal.SIGKILL, 0}
+    assert set(kill_often(long, "killed-20", 20, 2, signal.SIGKILL)[0]) <= {-signal.SIGKILL, 0}
     assert long.completes("killed-20")
 
 
 @pytest.mark.slow
 def test_twenty_signals_at_random_moments_end_with_75_and_change_no_bit(long: Place) -> None:
-    codes = kill_often(long, "asked-20", 20, 3, signal.SIGTERM)
+    codes, said = kill_often(long, "asked-20", 20, 3, signal.SIGTERM)
     # Before Python has come as far as our first line a signal has its default meaning.
-    assert set(codes) <= {75, 0, -signal.SIGTERM}
+    assert set(codes) <= {75, 0, -signal.SIGTERM}, said
     # how many come before the first line of ours depends on how busy the machine is
     assert codes.count(75) >= 4
     assert long.completes("asked-20")
