@@ -9,36 +9,25 @@ Source: the id layout is that of the Byte Latent Transformer, arXiv:2412.09871.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-__all__ = ["BOE", "BOS", "BYTES", "DELIMITER", "EOS", "OFFSET", "VOCAB", "Tokenizer", "decode", "encode"]
+from lib.data.tokenizer import Tokenizer, sizes_of_bytes
+
+if TYPE_CHECKING:  # those who make batches in other processes need no torch
+    from torch import Tensor
+
+__all__ = ["BOE", "BOS", "BYTES", "DELIMITER", "EOS", "OFFSET", "SIZES", "VOCAB", "decode", "encode"]
 
 BOE, BOS, EOS, DELIMITER = 0, 1, 2, 3
 OFFSET = 4
 VOCAB = OFFSET + 256
 
 
-class Tokenizer(NamedTuple):
-    """What identifies a tokenizer; two that differ here never share ids.
-
-    Attributes:
-        name: which kind of tokenizer it is.
-        vocab: ids are in [0, vocab).
-        eos: the id that closes a document.
-        offset: ids from here on stand for text, those below for marks.
-    """
-
-    name: str
-    vocab: int
-    eos: int
-    offset: int
-
-
-BYTES = Tokenizer(name="bytes", vocab=VOCAB, eos=EOS, offset=OFFSET)
+BYTES = Tokenizer(name="bytes", vocab=VOCAB, eos=EOS, bos=BOS)
+SIZES = sizes_of_bytes(VOCAB, OFFSET)
 
 
 def encode(text: bytes | bytearray | memoryview) -> NDArray[np.uint16]:

@@ -23,8 +23,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lib.data.bytes import BYTES, Tokenizer
+from lib.data.bytes import BYTES
 from lib.data.split import resolve
+from lib.data.tokenizer import Tokenizer
 from lib.errors import DataError
 from lib.store.build import COMMIT, SIDES, state_of, write_store
 from lib.store.corpus import Corpus, Entry, Progress
