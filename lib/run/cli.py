@@ -13,7 +13,7 @@ from collections.abc import Callable
 from lib.errors import CheckpointError, DataError, DivergedError
 from lib.run.launch import Launch, launch, read_words
 from lib.run.progress import Progress, progress
-from lib.run.signals import INTERRUPTED, Interrupted, Signals, watched
+from lib.run.signals import AGAIN, INTERRUPTED, Interrupted, Signals, watched
 from lib.run.usage import usage
 
 __all__ = ["EXITS", "main"]
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
                 verb = _show if told.show else _verb(told.verb)
             return verb(told, voice, signals)
     except Interrupted:
-        print("interrupted: nothing is lost, run the same command again to go on", file=sys.stderr)
+        print(AGAIN, file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # whoever read what we print has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

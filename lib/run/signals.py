@@ -1,9 +1,10 @@
 """Signals as a question the loop asks: the first one asks for an end at the next safe place, a second leaves at once.
 
 SIGINT, SIGTERM and SIGHUP mean the same. Inside `at_once()` nothing is worth finishing (text is being read, a
-checkpoint has just been saved), so there the first signal raises `Interrupted` instead of waiting to be asked for. A
-second signal ends the process without another line of Python: a checkpoint is committed by one rename, so it is there
-whole or not at all.
+checkpoint has just been saved), so there the first signal ends the process instead of waiting to be asked for; and so
+does a second one anywhere. Ending it takes no further line of Python, since what is on disk is committed by renames, whole
+or not at all. An exception would not do: raised in the middle of an import or of the compiler it meets C++ code that
+aborts, or turns it into another error.
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import NamedTuple
 
-__all__ = ["INTERRUPTED", "NO_SIGNALS", "Interrupted", "Signals", "watched"]
+__all__ = ["AGAIN", "INTERRUPTED", "NO_SIGNALS", "Interrupted", "Signals", "watched"]
 
+AGAIN = "interrupted: nothing is lost, run the same command again to go on"
 INTERRUPTED = 75  # exit code: everything is saved, run it again to go on (EX_TEMPFAIL of sysexits.h)
 _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """A signal arrived where work can be dropped. No `Exception`, so that no library swallows it."""
+    """A signal had arrived when work that can be dropped was about to begin. No `Exception`, so no library swallows it."""
 
 
 class Signals(NamedTuple):
     """How the driver sees signals."""
 
     asked: Callable[[], bool]  # has one arrived
-    at_once: Callable[[], AbstractContextManager[None]]  # within it, one raises Interrupted
+    at_once: Callable[[], AbstractContextManager[None]]  # within it, one ends the process
 
 
 NO_SIGNALS = Signals(asked=lambda: False, at_once=nullcontext)
@@ -50,7 +52,7 @@ def watched() -> Iterator[Signals]:
         )
         _write(f"\n{signal.Signals(number).name}: {note}\n")
         if depth[0]:
-            raise Interrupted
+            _drop()
 
     @contextmanager
     def at_once() -> Iterator[None]:
@@ -60,7 +62,7 @@ def watched() -> Iterator[Signals]:
                 raise Interrupted
             yield
         except Exception:
-            if first:  # what C code makes of ours: numpy's import, for one, raises ImportError in its place
+            if first:  # Ctrl-C at a terminal ends the compiler's own processes too
                 raise Interrupted from None
             raise
         finally:
@@ -77,11 +79,21 @@ def watched() -> Iterator[Signals]:
             signal.signal(number, was)
 
 
+def _drop() -> None:
+    _show_cursor()
+    _write(f"{AGAIN}\n")
+    os._exit(INTERRUPTED)
+
+
 def _leave(number: int) -> None:
-    if os.isatty(1):  # the live display hides the cursor
-        os.write(1, b"\x1b[?25h\n")
+    _show_cursor()
     _write(f"{signal.Signals(number).name} again: leaving at once; committed checkpoints are whole\n")
     os._exit(128 + number)
+
+
+def _show_cursor() -> None:
+    if os.isatty(1):  # the live display hides it
+        os.write(1, b"\x1b[?25h\n")
 
 
 def _write(text: str) -> None:

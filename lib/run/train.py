@@ -216,7 +216,7 @@ def _compiling(step: Step, signals: Signals) -> Step:
         if compiled:
             return step(state, batch)
         with signals.at_once():
-            taken = step(state, batch)  # Ctrl-C at a terminal ends the compiler's own processes too
+            taken = step(state, batch)
         compiled.append(True)
         return taken
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from lib.run.cli import main
+from lib.run.signals import Interrupted
 from lib.store import load
 from lib.tree import leaves
 
@@ -48,8 +49,13 @@ def hasten(patch: pytest.MonkeyPatch) -> None:
     What was written survives the death of a process without a sync too; a sync is for the death of the machine.
     """
     patch.setattr("os.fsync", lambda _descriptor: None)
+    patch.setattr("lib.run.signals._drop", _interrupt)  # which would end this process and all its tests
     for module in ("train", "start"):
         patch.setattr(f"lib.run.{module}.drawable", lambda: False)
+
+
+def _interrupt() -> None:
+    raise Interrupted
 
 
 def run_here(*words: str) -> Ended:
