@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from lib.data.bytes import BOE, BOS, BYTES, DELIMITER, EOS, OFFSET, VOCAB, decode, encode
+from lib.data.bytes import BOE, BOS, BYTES, DELIMITER, EOS, OFFSET, SIZES, VOCAB, decode, encode
 
 
 def test_the_layout_is_four_marks_and_256_bytes() -> None:
     assert (BOE, BOS, EOS, DELIMITER, OFFSET, VOCAB) == (0, 1, 2, 3, 4, 260)
-    assert BYTES == ("bytes", 260, 2, 4)
+    assert BYTES == ("bytes", 260, 2, 1)
+    assert BYTES._fields == ("name", "vocab", "eos", "bos")
+    assert SIZES.tolist() == [0, 0, 0, 0] + [1] * 256
 
 
 def test_every_byte_has_its_own_id_and_comes_back() -> None:
