@@ -35,15 +35,21 @@ class Cursor(NamedTuple):
     row: int
 
 
-def require(size: int, length: int) -> None:
+def require(size: int, length: int, name: str | None = None) -> None:
     """Refuse a stream that is shorter than one row and its targets.
+
+    Args:
+        size: ids in the stream.
+        length: inputs in a row.
+        name: of the source, where there are several.
 
     Raises:
         DataError: fewer than length + 1 ids.
     """
     if size < length + 1:
+        where = "training text" if name is None else f"data.sources.{name}"
         raise DataError(
-            f"training text: have {size} ids, need batch.length+1={length + 1}; give more text or lower batch.length"
+            f"{where}: have {size} ids, need batch.length+1={length + 1}; give more text or lower batch.length"
         )
 
 
@@ -65,7 +71,8 @@ def seek(rows: int, *, size: int, length: int) -> Cursor:
     """
     if rows < 0:
         raise ValueError(f"rows={rows} must be >= 0")
-    require(size, length)
+    if size < length:  # an epoch would have no row
+        require(size, length)
     epoch = rows * length // size
     return Cursor(epoch, rows - first(epoch, size=size, length=length))
 
@@ -88,12 +95,12 @@ def starts(cursor: Cursor, rows: int, *, size: int, length: int, seed: int) -> N
     Args:
         cursor: the first of them.
         rows: how many, also more than an epoch holds.
-        size: ids in the stream, > length.
+        size: ids in the stream, >= length.
         length: inputs in a row.
         seed: which order of rows.
 
     Raises:
-        DataError: the stream is shorter than one row and its targets.
+        DataError: the stream is shorter than one row.
     """
     at = advance(cursor, 0, size=size, length=length)
     parts = []
