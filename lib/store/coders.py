@@ -11,6 +11,7 @@ the same words.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,12 +19,17 @@ from numpy.typing import NDArray
 
 from lib.data import bytes as plain
 from lib.data.tokenizer import Tokenizer
+from lib.store.foreign import Model, huggingface, ranks_file, sentencepiece_file, tiktoken_named
 
 __all__ = ["PIECE_BYTES", "Coder", "open_coder", "pieces"]
 
-# The most bytes that are encoded at once: libraries take several times the memory of their text, and some grow faster
-# than the text. The cut falls behind a line break, where no tokenizer in use joins what stands on both sides.
+# The most bytes that are encoded at once: libraries take many times the memory of their text. A token that would cross
+# the cut is lost, which is why it falls behind a line break where there is one.
 PIECE_BYTES = 1 << 20
+
+# Spellings that end or open a document in the tokenizers people use.
+_EOS = ("</s>", "<eos>", "<|eos|>", "[EOS]", "<|endoftext|>", "<|end_of_text|>")
+_BOS = ("<s>", "<bos>", "<|bos|>", "[BOS]", "<|startoftext|>", "<|begin_of_text|>")
 
 
 class Coder(NamedTuple):
@@ -56,7 +62,8 @@ def open_coder(spec: str, *, eos: str | None = None, bos: str | None = None) -> 
         spec: "bytes"; "ids:VOCAB:EOS" for files that hold ids already; a file NAME.json (Hugging Face tokenizers),
             NAME.tiktoken (ranks) or NAME.model (SentencePiece); or "tiktoken:NAME", which that library may fetch.
         eos: spelling of the special token that closes a document; none = found by its usual names.
-        bos: spelling of the special token that opens one; none = found by its usual names, or it has none.
+        bos: spelling of the special token that opens one; none = found by its usual names, and when there is not
+            exactly one such token the tokenizer counts as having none.
 
     Raises:
         ValueError: there is no such tokenizer, or its end mark cannot be told.
@@ -68,7 +75,7 @@ def open_coder(spec: str, *, eos: str | None = None, bos: str | None = None) -> 
     if spec.startswith("ids:"):
         _refuse_marks(spec, eos, bos)
         return _ids_only(spec)
-    raise ValueError(f'data.tokenizer={spec} must be "bytes" or "ids:VOCAB:EOS"')
+    return _coder(spec, _model(spec, eos, bos), eos, bos)
 
 
 def pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
@@ -125,3 +132,75 @@ def _ids_only(spec: str) -> Coder:
 
     tokenizer = Tokenizer(name=spec, vocab=vocab, eos=eos)
     return Coder(tokenizer, np.zeros(vocab, dtype=np.uint16), encode, decode, {}, lambda _text: None)
+
+
+def _model(spec: str, eos: str | None, bos: str | None) -> Model:
+    kind = spec.lower().rpartition(".")[2]
+    if spec.startswith("tiktoken:"):
+        return tiktoken_named(spec)
+    if kind == "json":
+        return huggingface(spec, named=[name for name in (eos, bos) if name is not None])
+    if kind == "tiktoken":
+        return ranks_file(spec, eos=eos, bos=bos)
+    if kind == "model":
+        return sentencepiece_file(spec)
+    known = '"bytes", "ids:VOCAB:EOS", "tiktoken:NAME", or a file NAME.json, NAME.tiktoken or NAME.model'
+    raise ValueError(f"data.tokenizer={spec} must be {known}")
+
+
+def _coder(spec: str, model: Model, eos: str | None, bos: str | None) -> Coder:
+    close = _mark("eos", eos, _EOS, spec, model)
+    if close is None:
+        usual = [name for name in _EOS if name in model.marks]
+        what = f"has {' and '.join(usual)}" if usual else f"has none of the usual end marks, only {_shown(model)}"
+        raise ValueError(f"data.eos must say which token closes a document: {spec} {what}")
+    vocab = len(model.table)
+    tokenizer = Tokenizer(model.name, vocab, close, _mark("bos", bos, _BOS, spec, model))
+    dtype = np.dtype(np.uint16 if vocab <= 1 << 16 else np.uint32)
+    nothing = np.empty(0, dtype=dtype)
+    silent = frozenset(model.marks.values()) | {tokenizer.eos}
+
+    def encode(texts: Sequence[bytes]) -> list[NDArray[np.integer]]:
+        parts = [_strings(text) for text in texts]
+        ids = (np.array(one, dtype=dtype) for one in model.encode([one for part in parts for one in part]))
+        return [np.concatenate([nothing, *islice(ids, len(part))]) for part in parts]
+
+    def decode(ids: Any) -> bytes:
+        flat = np.asarray(ids, dtype=np.int64).reshape(-1).tolist()
+        for at, one in enumerate(flat):
+            if not 0 <= one < vocab:
+                raise ValueError(f"ids[{at}]={one} must be in [0, {vocab})")
+        return model.decode([one for one in flat if one not in silent])
+
+    sizes = np.array([min(len(text), 0xFFFF) for text in model.table], dtype=np.uint16)
+    return Coder(tokenizer, sizes, encode, decode, model.marks, model.marks.get)
+
+
+def _mark(kind: str, given: str | None, usual: Sequence[str], spec: str, model: Model) -> int | None:
+    if given is not None:
+        if given not in model.marks:
+            raise ValueError(f"data.{kind}={given} must be a special token of {spec}, which has {_shown(model)}")
+        return model.marks[given]
+    stated = model.eos if kind == "eos" else model.bos
+    if stated is not None:
+        return stated
+    found = {model.marks[name] for name in usual if name in model.marks}
+    return found.pop() if len(found) == 1 else None
+
+
+def _shown(model: Model) -> str:
+    names = sorted(model.marks, key=lambda name: model.marks[name])
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") or "none"
+
+
+def _strings(text: bytes) -> list[str]:
+    parts, begin = [], 0
+    for piece in pieces([text]):
+        try:
+            parts.append(piece.decode())
+        except UnicodeDecodeError as error:
+            where = f"byte 0x{piece[error.start]:02x} at offset {begin + error.start}"
+            fix = 'set data.errors="replace", or data.tokenizer="bytes", which takes any'
+            raise ValueError(f"{where} is not UTF-8, must be text for this tokenizer; {fix}") from None
+        begin += len(piece)
+    return parts
