@@ -1,0 +1,127 @@
+"""A file's bytes from its start to its end, piece by piece, taken out of gzip or Zstandard where its name says so.
+
+All members of a gzip file and all frames of a Zstandard file are read; NULs behind the last gzip member are padding.
+Whatever else stands there, a member or frame that never ends, or damage that the format can see is an error: a reader
+that takes a cut file for a short one would train on less than was given. Damage inside a Zstandard frame without a
+checksum cannot be seen here. The first bytes must fit the name, for a wrong name is the usual cause of all of these.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO, cast
+
+from lib.errors import DataError
+from lib.store.files import shown
+from lib.store.remote import open_binary, said
+
+__all__ = ["PIECE", "pieces"]
+
+PIECE = 1 << 20
+
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_NAMES: Mapping[str, str] = {"gz": "gzip", "zst": "Zstandard"}
+_INPUT = 1 << 15  # a frame of text grows some ten times, so what one piece of input gives stays small
+_WINDOW = 1 << 31  # frames of `zstd --long=31` are read too
+
+
+def pieces(path: str, compression: str = "", start: int = 0) -> Iterator[bytes]:
+    """Read a file.
+
+    Args:
+        path: where it is.
+        compression: "", "gz" or "zst".
+        start: first byte to read; 0 for a compressed file.
+
+    Yields:
+        Its content in order, in pieces that are not empty.
+
+    Raises:
+        DataError: it cannot be read, is not what its name says, is cut short or is damaged.
+    """
+    with open_binary(path) as file:
+        if start:
+            file.seek(start)
+        else:
+            _check_head(path, compression, file)
+        try:
+            yield from {"": _plain, "gz": _gzip, "zst": _zstd}[compression](path, file)
+        except OSError as error:
+            why = f"cannot be read ({error.strerror or said(error)})"
+            raise DataError(f"{shown(path)}: {why}; allow reading or remove it") from None
+
+
+def _check_head(path: str, compression: str, file: BinaryIO) -> None:
+    """Refuse a file whose first bytes are of another kind than its name."""
+    head = file.read(4)
+    file.seek(0)
+    kind = "gz" if head.startswith(_GZIP) else "zst" if _frame(head) else ""
+    if kind == compression or (compression and not head):
+        return
+    if not compression:
+        fix = f"name it {shown(path)}.{kind}"
+        raise DataError(f"{shown(path)}: begins as {_NAMES[kind]} does, must be plain; {fix}")
+    name, begins = _NAMES[compression], head.hex(" ")
+    fix = f"end its name in .{kind}" if kind else f"drop .{compression} from its name if it is plain"
+    raise DataError(f"{shown(path)}: begins with {begins}, must be {name}; {fix}")
+
+
+def _frame(head: bytes) -> bool:
+    # A frame may also be one that readers skip; some writers begin with such a one.
+    return head == _ZSTD or (len(head) == 4 and head[1:] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50)
+
+
+def _plain(path: str, file: BinaryIO) -> Iterator[bytes]:
+    while piece := file.read(PIECE):
+        yield piece
+
+
+def _gzip(path: str, file: BinaryIO) -> Iterator[bytes]:
+    out = gzip.GzipFile(fileobj=file, mode="rb")
+    while True:
+        try:
+            piece = out.read(PIECE)
+        except EOFError:
+            raise DataError(f"{shown(path)}: gzip is cut short; fetch it again") from None
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(f"{shown(path)}: gzip is damaged ({said(error)}); fetch it again") from None
+        if not piece:
+            return
+        yield piece
+
+
+def _zstd(path: str, file: BinaryIO) -> Iterator[bytes]:
+    unpack = _unpacker(path)
+    frame: Any = None
+    rest = file.read(_INPUT)
+    while rest:
+        try:
+            frame = frame or unpack.decompressobj()
+            piece = frame.decompress(rest)
+        except _zstd_error() as error:
+            raise DataError(f"{shown(path)}: Zstandard is damaged ({said(error)}); fetch it again") from None
+        rest = b""
+        if frame.eof:
+            rest, frame = frame.unused_data, None
+        if piece:
+            yield piece
+        rest = rest or file.read(_INPUT)
+    if frame is not None:
+        raise DataError(f"{shown(path)}: Zstandard is cut short; fetch it again")
+
+
+def _unpacker(path: str) -> Any:
+    try:
+        import zstandard
+    except ModuleNotFoundError:
+        lack = "zstandard is not installed, must be there to read .zst"
+        raise DataError(f"{shown(path)}: {lack}; pip install 'purestep[data]'") from None
+    return zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+
+
+def _zstd_error() -> type[Exception]:
+    import zstandard
+
+    return cast(type[Exception], zstandard.ZstdError)

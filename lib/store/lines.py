@@ -1,0 +1,127 @@
+"""Stretches of a file as runs of whole lines.
+
+Only a line feed ends a line; separators of other readers (U+2028, U+0085, form feed, ...) are text. A stretch owns the
+lines that begin in it, so whatever bytes a file is cut at, each of its lines is read exactly once. A run holds as many
+lines as came with one piece of the file: memory grows with the longest line alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lib.errors import DataError
+from lib.store.compressed import PIECE, pieces
+from lib.store.files import shown
+from lib.store.record import Span
+from lib.store.remote import open_binary
+
+__all__ = ["BOM", "after_blank", "line_of", "not_text", "runs", "without_mark"]
+
+BOM = b"\xef\xbb\xbf"
+
+_HEAD = 8192  # a NUL among so many first bytes means that a file is binary, much as in git
+_LONGEST = 1 << 30
+
+
+def runs(path: str, span: Span, compression: str, *, to_end: bool = False) -> Iterator[tuple[int, bytes]]:
+    """Read the lines that begin in a stretch of a file.
+
+    Args:
+        path: the file.
+        span: bytes [start, stop) of the file; a compressed one is always read whole.
+        compression: "", "gz" or "zst".
+        to_end: go on to the end of the file.
+
+    Yields:
+        Where a run of lines begins in the file, and the run; each line ends with its line feed, but for the last one of
+        a file, which may lack it.
+
+    Raises:
+        DataError: the file cannot be read, or a line is longer than 1 GiB.
+    """
+    if span.stop <= span.start and not compression:
+        return
+    stop = None if compression or to_end else span.stop
+    held: list[bytes] = []
+    at, size = -1, 0
+    for begin, piece in _owned(path, span.start, stop, compression):
+        at = begin if at < 0 else at
+        end = piece.rfind(b"\n") + 1
+        if end:
+            run = b"".join([*held, piece[:end]])
+            yield at, run
+            held, at, size = [], at + len(run), 0
+        if end < len(piece):
+            held.append(piece[end:])
+            size += len(held[-1])
+        if size > _LONGEST:
+            raise DataError(
+                f"{shown(path)}: the line at byte {at} has over {_LONGEST} bytes, must be shorter; split it"
+            )
+    if held:
+        yield at, b"".join(held)
+
+
+def line_of(path: str, span: Span, line: int) -> int:
+    """Turn the number of a line in a stretch into its number in the file, by counting the lines before the stretch."""
+    before, left = 0, span.start - 1
+    for piece in pieces(path) if left >= 0 else ():
+        before += piece.count(b"\n", 0, left)
+        left -= len(piece)
+        if left <= 0:
+            break
+    return line + before + (span.start > 0)
+
+
+def after_blank(path: str, at: int) -> bool:
+    """Tell whether the line before the one that begins at byte `at` is blank, or there is none."""
+    with open_binary(path) as file:
+        stop = at - 1  # of its line feed
+        while stop > 0:
+            start = max(0, stop - 4096)
+            file.seek(start)
+            back = file.read(stop - start)
+            text = without_mark(back) if start == 0 else back
+            if line := text[text.rfind(b"\n") + 1 :].strip():
+                return not line
+            if b"\n" in text:
+                return True
+            stop = start
+    return True
+
+
+def not_text(head: bytes) -> str | None:
+    """Say why a file with these first bytes is no text; none = nothing speaks against it."""
+    nul = head.find(b"\0", 0, _HEAD)
+    if nul < 0:
+        return None
+    wide = head.startswith((b"\xff\xfe", b"\xfe\xff"))
+    return ("UTF-16, not UTF-8" if wide else "binary, not text") + f" (NUL at byte {nul})"
+
+
+def without_mark(piece: bytes) -> bytes:
+    """Drop a byte-order mark."""
+    return piece.removeprefix(BOM)
+
+
+def _owned(path: str, start: int, stop: int | None, compression: str) -> Iterator[tuple[int, bytes]]:
+    """Read from the first line that begins at `start` or later up to the first that begins at `stop` or later."""
+    at, inside = max(start - 1, 0), start == 0
+    for piece in pieces(path, compression, at):
+        begin = 0
+        if not inside:
+            begin = piece.find(b"\n") + 1
+            inside = begin > 0
+            if inside and stop is not None and at + begin >= stop:
+                return
+        end = 0
+        if stop is not None and at + len(piece) >= stop:
+            end = piece.find(b"\n", max(begin, stop - 1 - at)) + 1
+        if inside and begin < (end or len(piece)):
+            yield at + begin, piece[begin : end or len(piece)]
+        if end:
+            return
+        at += len(piece)
+
+
+assert PIECE >= _HEAD  # the head of a file comes in one piece

@@ -1,0 +1,147 @@
+"""Files that are opened the same way wherever they are: on a local disk by path, elsewhere by URL through fsspec.
+
+A URL is `scheme://...`; which schemes there are depends on the packages at hand (`s3fs` for `s3://`, ...). Nothing is
+tried again beyond what these packages do of themselves, and nothing is kept on the local disk. Each of them has its own
+kinds of error, so whatever one of them raises becomes a `DataError` that names the URL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
+
+from lib.errors import DataError
+
+__all__ = ["Remote", "is_remote", "list_remote", "open_binary", "size_of"]
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_LEFTOVERS = ("~", ".tmp", ".crc")
+
+T = TypeVar("T")
+
+
+class Remote(NamedTuple):
+    """A file that was found elsewhere.
+
+    Attributes:
+        name: relative to what was named, with `/` between folders.
+        url: where it is.
+        size: bytes in it.
+        named: named by the user, not met in a folder or by a pattern.
+    """
+
+    name: str
+    url: str
+    size: int
+    named: bool
+
+
+def is_remote(item: str) -> bool:
+    """Tell a URL from a local path.
+
+    >>> is_remote("s3://bucket/a.jsonl"), is_remote("C:/a"), is_remote("stdlib:")
+    (True, False, False)
+    """
+    return _SCHEME.match(item) is not None
+
+
+def open_binary(path: str) -> BinaryIO:
+    """Open a file for reading.
+
+    Raises:
+        DataError: it is not there, it may not be read, or the package for its kind of URL is missing.
+    """
+    if not is_remote(path):
+        try:
+            return open(path, "rb")
+        except OSError as error:
+            raise DataError(f"{_shown(path)}: cannot be read ({error.strerror}); allow reading or remove it") from None
+    files, inside = _filesystem(path)
+    return _asked(path, lambda: cast(BinaryIO, files.open(inside, "rb")))
+
+
+def size_of(path: str) -> int:
+    """Count the bytes of a file as it is now."""
+    with open_binary(path) as file:
+        return file.seek(0, 2)
+
+
+def list_remote(item: str, skipped: Counter[str]) -> list[Remote]:
+    """Find the files that a URL means: a file, all files below a folder, or those that fit a pattern.
+
+    A named file is taken whatever its name; of those met in a folder or by a pattern, hidden ones and what editors and
+    downloads leave behind are passed over. Over HTTP there are no folders, so there a URL is one file.
+
+    Args:
+        item: the URL.
+        skipped: counts by cause, added to.
+
+    Returns:
+        The files, in the order of their names.
+
+    Raises:
+        DataError: nothing is there, or it cannot be looked at.
+    """
+    files, inside = _filesystem(item)
+    web = item.startswith(("http://", "https://"))
+    if not web and any(mark in inside for mark in "*?["):
+        plain = re.split(r"[*?\[]", inside, maxsplit=1)[0]
+        return _met(item, files, plain.rpartition("/")[0], lambda: files.glob(inside, detail=True), skipped)
+    about = _asked(item, lambda: files.info(inside))
+    if about["type"] == "directory":
+        return _met(item, files, about["name"].rstrip("/"), lambda: files.find(inside, detail=True), skipped)
+    if about.get("size") is None:
+        raise DataError(f"{_shown(item)}: its server does not tell its size, must tell it; download it first")
+    # What follows a question mark on the web is no part of the file's name.
+    name = (inside.partition("?")[0] if web else inside).rpartition("/")[2]
+    return [Remote(name, item, int(about["size"]), True)]
+
+
+def _met(
+    item: str, files: Any, root: str, look: Callable[[], dict[str, dict[str, Any]]], skipped: Counter[str]
+) -> list[Remote]:
+    found = []
+    for path, about in sorted(_asked(item, look).items()):
+        if about["type"] != "file":
+            continue
+        name = path.removeprefix(root).strip("/")
+        if any(part.startswith(".") for part in name.split("/")):
+            skipped["hidden"] += 1
+        elif name.endswith(_LEFTOVERS):
+            skipped["leftover of an editor or a download"] += 1
+        else:
+            found.append(Remote(name, files.unstrip_protocol(path), int(about["size"]), False))
+    if not found:
+        raise DataError(f"{_shown(item)}: no file there; check the URL")
+    return found
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    try:
+        import fsspec  # type: ignore[import-untyped]
+    except ModuleNotFoundError:
+        lack = "fsspec is not installed, must be there to read URLs"
+        raise DataError(f"{_shown(url)}: {lack}; pip install 'purestep[data]'") from None
+    files, inside = _asked(url, lambda: fsspec.core.url_to_fs(url))
+    return files, inside
+
+
+def _asked(url: str, ask: Callable[[], T]) -> T:
+    """Ask a filesystem for something."""
+    try:
+        return ask()
+    except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own
+        raise DataError(f"{_shown(url)}: cannot be read ({said(error)}); check the URL and your rights") from None
+
+
+def said(error: BaseException) -> str:
+    """Give on one line what an error says."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _shown(path: str) -> str:
+    from lib.store.files import shown
+
+    return shown(path)
