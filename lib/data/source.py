@@ -109,12 +109,15 @@ def check_sources(sources: Sequence[Source], plan: Plan) -> None:
     """Refuse sources that rows cannot be made of.
 
     Raises:
-        ValueError: none, twice the same name, several vocabularies, or rows that are not planned as the plan says.
+        ValueError: none, a name that is twice or no name, several vocabularies, or rows not planned as the plan says.
         DataError: a source is shorter than one row.
     """
     names = [source.name for source in sources]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"data.sources={names} must be at least one, each with its own name")
+    for name in names:
+        if not name or not all(letter.isalnum() or letter in "_-" for letter in name):
+            raise ValueError(f"data.sources.{name} must be named by letters, digits, `_` and `-`; rename it")
     vocabs = {source.stream.vocab for source in sources}
     if len(vocabs) > 1:
         each = ", ".join(f"{source.name}: {source.stream.vocab}" for source in sources)
