@@ -1,0 +1,208 @@
+"""Conversations as ids: who said what, laid out by a template that is data, and which ids are trained on.
+
+A template's own text may spell special tokens and then means them; what people wrote never does, whatever it spells.
+A message's prefix ("assistant:") is never trained on, since whoever writes the answer is given it; its suffix, the end
+of the turn, is trained on with the message, since that is how an answer learns to end.
+
+Source: the templates are those that the models named were published with.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lib.data.messages import ROLES, Message, messages_of
+
+__all__ = [
+    "TEMPLATES", "TRAIN_ON", "Coder", "Message", "Template", "Turn", "encode_turns", "messages_of", "render",
+    "template_of",
+]  # fmt: skip
+
+TRAIN_ON = ("all", "assistant", "last")
+
+
+class Template(NamedTuple):
+    """How messages become text: all of it is data.
+
+    Attributes:
+        roles: what stands before and after a message of each role; a role that is not there has no place.
+        begin: what a conversation begins with.
+        after_system: what stands before a user's message right behind a system message; none = the same as elsewhere.
+        context: what stands between an instruction and its context.
+        begin_context: what a conversation begins with when its first instruction has a context; none = `begin`.
+    """
+
+    roles: Mapping[str, tuple[str, str]]
+    begin: str = ""
+    after_system: str | None = None
+    context: str = "\n\n"
+    begin_context: str | None = None
+
+
+class Turn(NamedTuple):
+    """A stretch of text.
+
+    Attributes:
+        text: as it is to be encoded.
+        trained: whether its ids are trained on.
+        marks: special tokens that it spells are meant; without it they are text.
+    """
+
+    text: str
+    trained: bool
+    marks: bool
+
+
+class Coder(Protocol):
+    """What is asked of a tokenizer here."""
+
+    @property
+    def marks(self) -> Mapping[str, int]:
+        """Special tokens by their spelling."""
+
+    @property
+    def encode(self) -> Any:
+        """Texts, each as bytes, to arrays of ids without marks."""
+
+
+_ALPACA = "Below is an instruction that describes a task"
+_ALPACA_END = "Write a response that appropriately completes the request."
+
+TEMPLATES: Mapping[str, Template] = {
+    "chatml": Template({role: (f"<|im_start|>{role}\n", "<|im_end|>\n") for role in ROLES}),
+    "llama2": Template(
+        {
+            "system": ("<s>[INST] <<SYS>>\n", "\n<</SYS>>\n\n"),
+            "user": ("<s>[INST] ", " [/INST] "),
+            "assistant": ("", " </s>"),
+        },
+        after_system="",
+    ),
+    "llama3": Template(
+        {
+            role: (f"<|start_header_id|>{name}<|end_header_id|>\n\n", "<|eot_id|>")
+            for role, name in zip(ROLES, ("system", "user", "assistant", "ipython"), strict=True)
+        },
+        begin="<|begin_of_text|>",
+    ),
+    "mistral": Template({"user": ("[INST] ", " [/INST] "), "assistant": ("", "</s>")}, begin="<s>"),
+    "alpaca": Template(
+        {
+            "system": ("", "\n\n"),
+            "user": ("\n\n### Instruction:\n", "\n\n### Response:\n"),
+            "assistant": ("", ""),
+        },
+        begin=f"{_ALPACA}. {_ALPACA_END}",
+        context="\n\n### Input:\n",
+        begin_context=f"{_ALPACA}, paired with an input that provides further context. {_ALPACA_END}",
+    ),
+    "plain": Template(dict.fromkeys(ROLES, ("", ""))),
+}
+
+
+def template_of(value: str | Mapping[str, Sequence[str]]) -> Template:
+    """Give a template by its name, or one of a user's own: what stands before and after each role's messages.
+
+    >>> template_of({"user": ["Q: ", " "], "assistant": ["A: ", "."]}).roles["user"]
+    ('Q: ', ' ')
+    """
+    if isinstance(value, str):
+        if value in TEMPLATES:
+            return TEMPLATES[value]
+        near = difflib.get_close_matches(value, TEMPLATES, 1)
+        hint = f'; did you mean "{near[0]}"?' if near else ""
+        raise ValueError(f"data.template={value} must be one of {', '.join(TEMPLATES)}{hint}")
+    roles = {}
+    for role, around in value.items():
+        if role not in ROLES:
+            raise ValueError(f"data.template.{role} must be one of {', '.join(ROLES)}")
+        if isinstance(around, str) or len(around) != 2 or not all(isinstance(one, str) for one in around):
+            raise ValueError(f"data.template.{role}={around!r} must be two texts, before and after a message")
+        roles[role] = (around[0], around[1])
+    return Template(roles)
+
+
+def render(messages: Sequence[Message], template: Template, train_on: str = "assistant") -> list[Turn]:
+    """Lay a conversation out as text.
+
+    Args:
+        messages: as from `messages_of`.
+        template: how.
+        train_on: "all" = every message, "assistant" = those of the assistant, "last" = the assistant's last one; what a
+            message says for itself comes first.
+
+    Raises:
+        ValueError: a message's role has no place in the template, or there is no such rule.
+
+    >>> talk = [Message("user", "Hi"), Message("assistant", "Hello")]
+    >>> "".join(turn.text for turn in render(talk, TEMPLATES["mistral"]))
+    '<s>[INST] Hi [/INST] Hello</s>'
+    """
+    if train_on not in TRAIN_ON:
+        raise ValueError(f"data.train_on={train_on} must be one of {', '.join(TRAIN_ON)}")
+    last = max((at for at, message in enumerate(messages) if message.role == "assistant"), default=-1)
+    with_context = bool(messages) and next((one for one in messages if one.role == "user"), messages[0]).context
+    begin = template.begin_context if with_context and template.begin_context is not None else template.begin
+    turns = [Turn(begin, trained=False, marks=True)]
+    before = ""
+    for at, message in enumerate(messages):
+        if message.role not in template.roles:
+            known = ", ".join(template.roles)
+            raise ValueError(f"message {at + 1}: role={message.role} must be one of {known}, which the template has")
+        prefix, suffix = template.roles[message.role]
+        if (before, message.role) == ("system", "user") and template.after_system is not None:
+            prefix = template.after_system
+        trained = message.trained
+        if trained is None:
+            trained = train_on == "all" or (message.role == "assistant" and train_on == "assistant") or at == last
+        turns += [Turn(prefix, trained=False, marks=True), Turn(message.content, trained, marks=False)]
+        if message.context:
+            turns += [Turn(template.context, trained, marks=True), Turn(message.context, trained, marks=False)]
+        turns.append(Turn(suffix, trained, marks=True))
+        before = message.role
+    return [turn for turn in turns if turn.text]
+
+
+def encode_turns(turns: Sequence[Turn], coder: Coder) -> tuple[NDArray[np.integer], NDArray[np.bool_]]:
+    """Turn a conversation into ids.
+
+    Text between special tokens is encoded in one go as far as it is trained on alike, as tokenizers expect it.
+
+    Args:
+        turns: as from `render`.
+        coder: the tokenizer.
+
+    Returns:
+        The ids, with no mark but those that the template spells, and for each whether it is trained on.
+    """
+    parts: list[tuple[str | int, bool]] = []
+    for turn in turns:
+        for part in _split(turn.text, coder.marks) if turn.marks else [turn.text]:
+            if isinstance(part, str) and parts and isinstance(parts[-1][0], str) and parts[-1][1] == turn.trained:
+                parts[-1] = (parts[-1][0] + part, turn.trained)
+            else:
+                parts.append((part, turn.trained))
+    texts = coder.encode([part.encode() for part, _ in parts if isinstance(part, str)])
+    encoded = iter(texts)
+    dtype = (texts or coder.encode([b""]))[0].dtype
+    ids = [next(encoded) if isinstance(part, str) else np.array([part], dtype=dtype) for part, _ in parts]
+    mask = np.repeat([trained for _, trained in parts], [len(one) for one in ids]).astype(np.bool_)
+    return np.concatenate([np.empty(0, dtype=dtype), *ids]), mask
+
+
+def _split(text: str, marks: Mapping[str, int]) -> list[str | int]:
+    """Cut a template's text at the special tokens it spells."""
+    return [marks.get(part, part) for part in _spelled(tuple(marks)).split(text) if part] if marks else [text]
+
+
+@lru_cache(maxsize=8)  # there may be hundreds of them, and a template asks at every turn
+def _spelled(marks: tuple[str, ...]) -> re.Pattern[str]:
+    longest_first = sorted(marks, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
