@@ -32,14 +32,20 @@ class Template(NamedTuple):
     """How messages become text: all of it is data.
 
     Attributes:
-        roles: what stands before and after a message of each role; a role that is not there has no place.
+        user: what stands before and after a message of this role.
+        assistant: likewise.
+        system: likewise; none = the role has no place.
+        tool: likewise.
         begin: what a conversation begins with.
         after_system: what stands before a user's message right behind a system message; none = the same as elsewhere.
         context: what stands between an instruction and its context.
         begin_context: what a conversation begins with when its first instruction has a context; none = `begin`.
     """
 
-    roles: Mapping[str, tuple[str, str]]
+    user: tuple[str, str]
+    assistant: tuple[str, str]
+    system: tuple[str, str] | None = None
+    tool: tuple[str, str] | None = None
     begin: str = ""
     after_system: str | None = None
     context: str = "\n\n"
@@ -76,41 +82,42 @@ _ALPACA = "Below is an instruction that describes a task"
 _ALPACA_END = "Write a response that appropriately completes the request."
 
 TEMPLATES: Mapping[str, Template] = {
-    "chatml": Template({role: (f"<|im_start|>{role}\n", "<|im_end|>\n") for role in ROLES}),
+    "chatml": Template(
+        user=("<|im_start|>user\n", "<|im_end|>\n"),
+        assistant=("<|im_start|>assistant\n", "<|im_end|>\n"),
+        system=("<|im_start|>system\n", "<|im_end|>\n"),
+        tool=("<|im_start|>tool\n", "<|im_end|>\n"),
+    ),
     "llama2": Template(
-        {
-            "system": ("<s>[INST] <<SYS>>\n", "\n<</SYS>>\n\n"),
-            "user": ("<s>[INST] ", " [/INST] "),
-            "assistant": ("", " </s>"),
-        },
+        user=("<s>[INST] ", " [/INST] "),
+        assistant=("", " </s>"),
+        system=("<s>[INST] <<SYS>>\n", "\n<</SYS>>\n\n"),
         after_system="",
     ),
     "llama3": Template(
-        {
-            role: (f"<|start_header_id|>{name}<|end_header_id|>\n\n", "<|eot_id|>")
-            for role, name in zip(ROLES, ("system", "user", "assistant", "ipython"), strict=True)
-        },
+        user=("<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>"),
+        assistant=("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
+        system=("<|start_header_id|>system<|end_header_id|>\n\n", "<|eot_id|>"),
+        tool=("<|start_header_id|>ipython<|end_header_id|>\n\n", "<|eot_id|>"),
         begin="<|begin_of_text|>",
     ),
-    "mistral": Template({"user": ("[INST] ", " [/INST] "), "assistant": ("", "</s>")}, begin="<s>"),
+    "mistral": Template(user=("[INST] ", " [/INST] "), assistant=("", "</s>"), begin="<s>"),
     "alpaca": Template(
-        {
-            "system": ("", "\n\n"),
-            "user": ("\n\n### Instruction:\n", "\n\n### Response:\n"),
-            "assistant": ("", ""),
-        },
+        user=("\n\n### Instruction:\n", "\n\n### Response:\n"),
+        assistant=("", ""),
+        system=("", "\n\n"),
         begin=f"{_ALPACA}. {_ALPACA_END}",
         context="\n\n### Input:\n",
         begin_context=f"{_ALPACA}, paired with an input that provides further context. {_ALPACA_END}",
     ),
-    "plain": Template(dict.fromkeys(ROLES, ("", ""))),
+    "plain": Template(user=("", ""), assistant=("", ""), system=("", ""), tool=("", "")),
 }
 
 
 def template_of(value: str | Mapping[str, Sequence[str]]) -> Template:
     """Give a template by its name, or one of a user's own: what stands before and after each role's messages.
 
-    >>> template_of({"user": ["Q: ", " "], "assistant": ["A: ", "."]}).roles["user"]
+    >>> template_of({"user": ["Q: ", " "], "assistant": ["A: ", "."]}).user
     ('Q: ', ' ')
     """
     if isinstance(value, str):
@@ -123,10 +130,13 @@ def template_of(value: str | Mapping[str, Sequence[str]]) -> Template:
     for role, around in value.items():
         if role not in ROLES:
             raise ValueError(f"data.template.{role} must be one of {', '.join(ROLES)}")
-        if isinstance(around, str) or len(around) != 2 or not all(isinstance(one, str) for one in around):
+        if not isinstance(around, list | tuple) or len(around) != 2 or not all(isinstance(one, str) for one in around):
             raise ValueError(f"data.template.{role}={around!r} must be two texts, before and after a message")
         roles[role] = (around[0], around[1])
-    return Template(roles)
+    for role in ("user", "assistant"):
+        if role not in roles:
+            raise ValueError(f"data.template.{role} is missing, must be two texts, before and after a message")
+    return Template(roles["user"], roles["assistant"], roles.get("system"), roles.get("tool"))
 
 
 def render(messages: Sequence[Message], template: Template, train_on: str = "assistant") -> list[Turn]:
@@ -153,10 +163,11 @@ def render(messages: Sequence[Message], template: Template, train_on: str = "ass
     turns = [Turn(begin, trained=False, marks=True)]
     before = ""
     for at, message in enumerate(messages):
-        if message.role not in template.roles:
-            known = ", ".join(template.roles)
+        around = getattr(template, message.role)
+        if around is None:
+            known = ", ".join(role for role in ROLES if getattr(template, role) is not None)
             raise ValueError(f"message {at + 1}: role={message.role} must be one of {known}, which the template has")
-        prefix, suffix = template.roles[message.role]
+        prefix, suffix = around
         if (before, message.role) == ("system", "user") and template.after_system is not None:
             prefix = template.after_system
         trained = message.trained

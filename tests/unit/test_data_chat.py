@@ -184,6 +184,7 @@ def test_a_users_own_template_is_two_texts_a_role() -> None:
     ({"human": ["", ""]}, "data.template.human must be one of system, user, assistant, tool"),
     ({"user": ["", "", ""]}, "data.template.user=['', '', ''] must be two texts, before and after a message"),
     ({"user": "ab"}, "data.template.user='ab' must be two texts, before and after a message"),
+    ({"user": ["", ""]}, "data.template.assistant is missing, must be two texts, before and after a message"),
     ({"user": ["a", 1]}, "data.template.user=['a', 1] must be two texts, before and after a message"),
 ])  # fmt: skip
 def test_what_is_no_template_is_refused(value: Any, message: str) -> None:
