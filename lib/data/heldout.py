@@ -37,7 +37,7 @@ def heldout_arrays(streams: Sequence[Stream], plan: Plan, limit: int | None = No
     """
     some = [stream for stream in streams if stream.size > 1]
     if not some:
-        size = sum(stream.size for stream in streams)
+        size = max((stream.size for stream in streams), default=0)
         raise DataError(f"held-out text: have {size} ids, need 2; raise data.holdout or give more text")
     if limit is not None and limit < 1:
         raise ValueError(f"limit={limit} must be >= 1 rows, or none for all")

@@ -77,14 +77,21 @@ def test_no_rows_are_no_rows() -> None:
 
 def test_a_stream_shorter_than_a_row_is_refused() -> None:
     message = "training text: have 8 ids, need batch.length+1=9; give more text or lower batch.length"
-    for call in (
-        lambda: require(8, 8),
-        lambda: seek(0, size=8, length=8),
-        lambda: starts(Cursor(0, 0), 1, size=8, length=8, seed=0),
-    ):
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+        require(8, 8)
+    require(9, 8)
+    message = "data.sources.code: have 8 ids, need batch.length+1=9; give more text or lower batch.length"
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+        require(8, 8, "code")
+    message = "training text: have 7 ids, need batch.length+1=9; give more text or lower batch.length"
+    for call in (lambda: seek(0, size=7, length=8), lambda: starts(Cursor(0, 0), 1, size=7, length=8, seed=0)):
         with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
             call()
-    require(9, 8)
+
+
+def test_a_stream_of_one_row_has_it_once_an_epoch() -> None:
+    assert [seek(n, size=8, length=8) for n in range(3)] == [Cursor(0, 0), Cursor(1, 0), Cursor(2, 0)]
+    assert starts(Cursor(0, 0), 3, size=1, length=1, seed=0).tolist() == [0, 0, 0]
 
 
 def test_a_place_before_the_start_is_refused() -> None:

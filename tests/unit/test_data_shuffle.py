@@ -8,7 +8,7 @@ from math import factorial, sqrt
 import numpy as np
 import pytest
 
-from lib.data.shuffle import permute, restore
+from lib.data.shuffle import fold, permute, restore
 
 
 def spread(counts: Counter[object], cells: int) -> float:
@@ -73,3 +73,11 @@ def test_what_is_no_place_is_refused() -> None:
     for wrong in (-1, 5):
         with pytest.raises(ValueError, match=rf"^index={wrong} must be in \[0, 5\)$"):
             restore(np.array([0, wrong]), 5, seed=0, epoch=0)
+
+
+def test_a_folded_seed_is_fixed_for_ever_and_differs_by_every_word() -> None:
+    assert fold(0, "source", "text") == 4373011828366542773
+    assert fold(-1, "a") == fold(2**64 - 1, "a")
+    seeds = [fold(seed, *words) for seed in range(9) for words in (("a",), ("b",), ("a", "b"), ("ab",), ("b", "a"))]
+    assert len(set(seeds)) == 45
+    assert all(0 <= seed < 2**64 for seed in seeds)
