@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from lib.errors import DataError
 
-__all__ = ["REPAIR", "Fault", "kind_name", "missing", "settle", "wrong_kind"]
+__all__ = ["REPAIR", "REPLACED", "Fault", "kind_name", "missing", "not_utf8", "settle", "wrong_kind"]
 
 REPAIR = "repair it or set data.errors=skip"
 
@@ -20,6 +20,9 @@ _KINDS: Mapping[type, str] = {
     bool: "a truth value",
     type(None): "null",
 }
+REPLACED = "bytes that are no UTF-8 replaced"
+"""What is counted when `errors="replace"` has mended a record."""
+
 _LISTED = 8  # names that an error lists
 
 
@@ -59,8 +62,16 @@ def wrong_kind(value: Any, key: str) -> Fault:
     return Fault(f"text is {kind}", f"field {key!r} is {kind}, must be a string; {REPAIR}")
 
 
+def not_utf8(error: UnicodeDecodeError) -> Fault:
+    """Describe bytes that are no UTF-8."""
+    byte, fix = f"byte {error.object[error.start]:02x}", "save the file as UTF-8 or set data.errors=replace"
+    return Fault("not UTF-8", f"{byte} is not UTF-8; {fix}", error.start + 1)
+
+
 def missing(key: str, names: Iterable[str]) -> Fault:
     """Describe a record that lacks its text."""
     listed = [repr(name[:40]) for name in names]
     have = ", ".join(listed[:_LISTED]) + ", ..." * (len(listed) > _LISTED) or "none"
-    return Fault("text is missing", f"no field {key!r} (fields: {have}), must be there; set data.text_key")
+    return Fault(
+        "text is missing", f"no field {key!r} (fields: {have}), must be there; set data.text_key or data.errors=skip"
+    )

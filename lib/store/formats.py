@@ -6,16 +6,20 @@ Whatever the format, memory does not grow with the file, and a record is read by
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from lib.errors import DataError
+from lib.store.arrays import array_records
+from lib.store.columns import table_records
 from lib.store.files import shown
 from lib.store.jsonl import jsonl_records
-from lib.store.lines import line_of
+from lib.store.lines import lines_before
 from lib.store.record import Reading, Record, Span
+from lib.store.tables import rows_before, table_spans
 from lib.store.text import text_records
 
-__all__ = ["SIDE_CAR", "Kind", "kind_of", "place_of", "records", "spans"]
+__all__ = ["SIDE_CAR", "Kind", "first_lines", "kind_of", "place_of", "records", "spans"]
 
 SIDE_CAR = ".bin.json"
 """How the name of the file ends that says what a raw token file holds."""
@@ -78,6 +82,9 @@ def spans(path: str, size: int, kind: Kind, reading: Reading, *, target: int) ->
     Raises:
         DataError: the file cannot be read.
     """
+    _refuse_packed(path, kind)
+    if kind.format in ("parquet", "arrow"):
+        return table_spans(path, size, kind.format, target)
     whole = kind.compression or (kind.format == "text" and reading.split == "file")
     if kind.format in ("text", "jsonl") and not whole:
         return [Span(at, min(at + target, size)) for at in range(0, size, target)] or [Span(0, 0)]
@@ -111,14 +118,31 @@ def records(
     Raises:
         DataError: the file cannot be read, or a record is bad and `reading.errors` does not let it pass.
     """
-    if kind.format == "jsonl":
+    _refuse_packed(path, kind)
+    if kind.format in ("parquet", "arrow"):
+        yield from table_records(path, span, kind.format, reading, skipped)
+    elif kind.format in ("npy", "bin"):
+        yield from array_records(path, kind.format, reading, skipped, eos=eos, vocab=vocab)
+    elif kind.format == "jsonl":
         yield from jsonl_records(path, span, kind.compression, reading, skipped)
     else:
         yield from text_records(path, span, kind.compression, reading.split, skipped)
+
+
+def first_lines(path: str, cut: Sequence[Span], kind: Kind) -> list[int]:
+    """Count what stands in a file before each of its stretches: lines, rows, or documents of a token file."""
+    if kind.format in ("parquet", "arrow"):
+        return [rows_before(path, span, kind.format) for span in cut]
+    return lines_before(path, [span.start for span in cut])
 
 
 def place_of(path: str, span: Span, kind: Kind, line: int) -> str:
     """Write where a record of a stretch stands in its file, for an error: `file:line`, or `file` for a whole one."""
     if line == 0:
         return shown(path)
-    return f"{shown(path)}:{line_of(path, span, line)}"
+    return f"{shown(path)}:{first_lines(path, [span], kind)[0] + line}"
+
+
+def _refuse_packed(path: str, kind: Kind) -> None:
+    if kind.compression and kind.format not in ("text", "jsonl"):
+        raise DataError(f"{shown(path)}: {kind.format} within .{kind.compression}, must be unpacked; unpack it")

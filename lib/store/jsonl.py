@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lib.errors import DataError
-from lib.store.faults import REPAIR, Fault, kind_name, missing, settle, wrong_kind
+from lib.store.faults import REPAIR, REPLACED, Fault, kind_name, missing, not_utf8, settle, wrong_kind
 from lib.store.files import shown
-from lib.store.lines import BOM, line_of, runs
+from lib.store.lines import BOM, lines_before, runs
 from lib.store.record import Reading, Record, Span
 
 __all__ = ["jsonl_records", "name_of"]
@@ -63,10 +63,9 @@ def jsonl_records(path: str, span: Span, compression: str, reading: Reading, ski
     for at, run in runs(path, span, compression):
         if at == 0 and run.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise DataError(f"{shown(path)}: UTF-16, not UTF-8; save it as UTF-8 text")
-        lines = run.split(b"\n")
-        if not lines[-1]:
-            lines.pop()
-        empty = empty and run == BOM
+        if at == 0 and run == BOM:
+            break
+        empty, lines = False, run.removesuffix(b"\n").split(b"\n")
         good = _sure(way, run, lines, number)
         if good is None:
             yield from _careful(path, span, lines, number, reading, way, skipped)
@@ -134,7 +133,7 @@ def _careful(
 
 
 def _place(path: str, span: Span, number: int, column: int) -> str:
-    return f"{shown(path)}:{line_of(path, span, number)}:{column}"
+    return f"{shown(path)}:{lines_before(path, [span.start])[0] + number}:{column}"
 
 
 def _one(line: bytes, reading: Reading, way: _Way, skipped: Counter[str]) -> Record | Fault:
@@ -143,9 +142,8 @@ def _one(line: bytes, reading: Reading, way: _Way, skipped: Counter[str]) -> Rec
         text = line.decode()
     except UnicodeDecodeError as error:
         if reading.errors != "replace":
-            fix = "save the file as UTF-8 or set data.errors=replace"
-            return Fault("not UTF-8", f"byte {line[error.start]:02x} is not UTF-8; {fix}", error.start + 1)
-        skipped["bytes that are no UTF-8 replaced"] += 1
+            return not_utf8(error)
+        skipped[REPLACED] += 1
         text = line.decode(errors="replace")
     try:
         return way.typed(0, way.decode(text.encode()))
@@ -159,7 +157,8 @@ def _parsed(text: str, way: _Way, skipped: Counter[str], column: int) -> Record 
     try:
         value = json.loads(text, parse_int=_whole, parse_constant=_refused)
     except json.JSONDecodeError as error:
-        return _no_json(text, error.msg, len(text[: error.pos].encode()) + 1)
+        what = "NUL byte" if text.startswith("\0", error.pos) else error.msg.removesuffix(" at")
+        return _no_json(text, what, len(text[: error.pos].encode()) + 1)
     except RecursionError:
         return Fault("nested too deeply", f"nested too deeply, must be flatter; {REPAIR}")
     except _ConstantError as error:
@@ -183,9 +182,9 @@ def _parsed(text: str, way: _Way, skipped: Counter[str], column: int) -> Record 
 def _no_json(text: str, what: str, column: int) -> Fault:
     start = text.strip()
     if start.startswith("["):
-        says = "looks like a JSON array, must be one record a line; rewrite it with jq -c '.[]'"
+        column, says = 1, "looks like a JSON array, must be one record a line; rewrite it with jq -c '.[]'"
     elif start == "{":
-        says = "looks like pretty-printed JSON, must be one record a line; rewrite it with jq -c ."
+        column, says = 1, "looks like pretty-printed JSON, must be one record a line; rewrite it with jq -c ."
     else:
         says = f"no JSON ({what}), must be one object a line; {REPAIR}"
     return Fault("no JSON", says, column)

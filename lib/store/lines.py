@@ -7,7 +7,7 @@ lines as came with one piece of the file: memory grows with the longest line alo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from lib.errors import DataError
 from lib.store.compressed import PIECE, pieces
@@ -15,7 +15,7 @@ from lib.store.files import shown
 from lib.store.record import Span
 from lib.store.remote import open_binary
 
-__all__ = ["BOM", "after_blank", "line_of", "not_text", "runs", "without_mark"]
+__all__ = ["BOM", "after_blank", "lines_before", "not_text", "runs", "without_mark"]
 
 BOM = b"\xef\xbb\xbf"
 
@@ -62,15 +62,22 @@ def runs(path: str, span: Span, compression: str, *, to_end: bool = False) -> It
         yield at, b"".join(held)
 
 
-def line_of(path: str, span: Span, line: int) -> int:
-    """Turn the number of a line in a stretch into its number in the file, by counting the lines before the stretch."""
-    before, left = 0, span.start - 1
-    for piece in pieces(path) if left >= 0 else ():
-        before += piece.count(b"\n", 0, left)
-        left -= len(piece)
-        if left <= 0:
-            break
-    return line + before + (span.start > 0)
+def lines_before(path: str, starts: Sequence[int]) -> list[int]:
+    """Count the lines of a file before the first that begins at each of these bytes (rising) or later."""
+    counts: list[int] = []
+    at, ended = 0, 0
+    source = pieces(path)
+    piece = b""
+    for start in starts:
+        # The line feed before that line is the first at `start - 1` or later.
+        while start and at + len(piece) < start:
+            ended += piece.count(b"\n")
+            at += len(piece)
+            piece = next(source, b"")
+            if not piece:
+                break
+        counts.append(ended + piece.count(b"\n", 0, max(0, start - 1 - at)) + 1 if start else 0)
+    return counts
 
 
 def after_blank(path: str, at: int) -> bool:

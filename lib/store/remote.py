@@ -7,6 +7,7 @@ kinds of error, so whatever one of them raises becomes a `DataError` that names 
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from lib.errors import DataError
 
-__all__ = ["Remote", "is_remote", "list_remote", "open_binary", "size_of"]
+__all__ = ["Remote", "exists", "is_remote", "list_remote", "open_binary", "said"]
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _LEFTOVERS = ("~", ".tmp", ".crc")
@@ -62,10 +63,12 @@ def open_binary(path: str) -> BinaryIO:
     return _asked(path, lambda: cast(BinaryIO, files.open(inside, "rb")))
 
 
-def size_of(path: str) -> int:
-    """Count the bytes of a file as it is now."""
-    with open_binary(path) as file:
-        return file.seek(0, 2)
+def exists(path: str) -> bool:
+    """Tell whether there is a file."""
+    if not is_remote(path):
+        return os.path.isfile(path)
+    files, inside = _filesystem(path)
+    return _asked(path, lambda: bool(files.isfile(inside)))
 
 
 def list_remote(item: str, skipped: Counter[str]) -> list[Remote]:
@@ -97,6 +100,11 @@ def list_remote(item: str, skipped: Counter[str]) -> list[Remote]:
     # What follows a question mark on the web is no part of the file's name.
     name = (inside.partition("?")[0] if web else inside).rpartition("/")[2]
     return [Remote(name, item, int(about["size"]), True)]
+
+
+def said(error: BaseException) -> str:
+    """Give on one line what an error says."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _met(
@@ -134,11 +142,6 @@ def _asked(url: str, ask: Callable[[], T]) -> T:
         return ask()
     except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own
         raise DataError(f"{_shown(url)}: cannot be read ({said(error)}); check the URL and your rights") from None
-
-
-def said(error: BaseException) -> str:
-    """Give on one line what an error says."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _shown(path: str) -> str:

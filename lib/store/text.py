@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from lib.errors import DataError
 from lib.store.compressed import pieces
 from lib.store.files import shown
-from lib.store.lines import BOM, after_blank, line_of, not_text, runs, without_mark
+from lib.store.lines import BOM, after_blank, lines_before, not_text, runs, without_mark
 from lib.store.record import Record, Span
 
 __all__ = ["text_records"]
@@ -87,7 +87,7 @@ def _blocks(path: str, span: Span, compression: str, skipped: Counter[str]) -> I
                 block.append(text)
                 size += len(text)
         if size > _LONGEST:
-            long = f"the block at line {line_of(path, span, opened)} has over {_LONGEST} bytes"
+            long = f"the block at line {lines_before(path, [span.start])[0] + opened} has over {_LONGEST} bytes"
             raise DataError(f"{shown(path)}: {long}, must be shorter; split the file into lines")
     if block:
         text = b"\n".join(block)
@@ -103,8 +103,9 @@ def _cut(
     """
     number, empty = 1, span.start == 0
     for at, run in runs(path, span, compression, to_end=to_end):
-        lines = run.split(b"\n")
-        empty = empty and lines in ([b""], [BOM])
+        if at == 0 and run == BOM:
+            break
+        empty, lines = False, run.split(b"\n")
         yield number, at, lines
         number += len(lines) - 1
     skipped["empty file"] += empty
