@@ -1,50 +1,79 @@
-"""Batches made ahead of the step by a thread: a cache and nothing more.
+"""Batches made ahead of the step, by a thread or by worker processes: a cache and nothing more.
 
-A batch is a function of its cursor and brings the next one, so the batches are the same however many are made ahead,
-and what was made and not used leaves no trace. Closing never hangs; an error in the thread is raised where the batch
-was wanted.
+The n-th batch of a launch is a function of n, so the batches and their order are the same however many workers make
+them and however far ahead, and what was made and not used leaves no trace. With workers, batch n is made by worker
+n mod W. Closing never hangs and leaves no process; an error is raised where the batch was wanted, with the traceback of
+where it happened.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import queue
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import torch
 from tensordict import TensorDict
 
-from lib.data.batch import cursor_of
-from lib.data.rows import Cursor
+from lib.errors import DataError
+from lib.run.worker import WATCHED, Failure, receive, send_call
 
-__all__ = ["feed"]
+__all__ = ["feed", "pinned"]
 
 PATIENCE_S = 5.0
 
+_Made = Mapping[str, Any]
+
+
+class _Worker(NamedTuple):
+    number: int
+    process: subprocess.Popen[bytes]
+    line: socket.socket
+
 
 @contextmanager
-def feed(make: Callable[[Cursor], TensorDict], start: Cursor, *, ahead: int) -> Iterator[Iterator[TensorDict]]:
-    """Give the endless sequence of batches that begins at a cursor.
+def feed(
+    make: Callable[[int], _Made], finish: Callable[[_Made], TensorDict], *, ahead: int, workers: int = 0
+) -> Iterator[Iterator[TensorDict]]:
+    """Give the endless sequence of batches of a launch.
 
     Args:
-        make: makes the batch at a cursor; called in order, by one thread at a time.
-        start: cursor of the first batch.
-        ahead: how many batches may wait; 0 = each is made when it is asked for, with no thread.
+        make: makes batch n, as NumPy arrays and plain values by name. For workers it must be something that another
+            process can import, and what it imports decides how soon a worker starts.
+        finish: makes it what the step takes; called in this process, in order, by one thread at a time.
+        ahead: how many batches may wait; 0 = each is finished when it is asked for, with no thread.
+        workers: processes that make batches; 0 = they are made here. Each makes at most its part of `ahead`, one at
+            least, before they are received, and two more wait in this process.
 
     Yields:
-        An iterator over the batches. On leaving the block the thread has ended.
+        An iterator over the batches. On leaving the block the thread and the processes have ended.
 
     Raises:
-        ValueError: `ahead` is negative.
+        ValueError: a number is negative, or `make` cannot be sent to a worker.
     """
-    if ahead < 0:
-        raise ValueError(f"data.ahead={ahead} must be >= 0")
-    batches = _chain(make, start)
+    for name, value in (("ahead", ahead), ("workers", workers)):
+        if value < 0:
+            raise ValueError(f"data.{name}={value} must be >= 0")
+    crew = _start(make, workers, ahead)
+    batches = map(finish, _received(crew) if crew else map(make, itertools.count()))
     if not ahead:
-        yield batches
+        try:
+            yield batches
+        finally:
+            _end(crew)
+            _close(crew)
         return
-    line: queue.Queue[TensorDict | BaseException] = queue.Queue(maxsize=ahead)
+    line: queue.Queue[TensorDict | BaseException] = queue.Queue(maxsize=1 if crew else ahead)
     stop = threading.Event()
     # A daemon, so that a read that never returns cannot keep a finished process alive.
     thread = threading.Thread(target=_fill, args=(batches, line, stop), name="feed", daemon=True)
@@ -53,14 +82,104 @@ def feed(make: Callable[[Cursor], TensorDict], start: Cursor, *, ahead: int) -> 
         yield _drain(line)
     finally:
         stop.set()
+        _end(crew)  # before the thread, which may be waiting for one of them
         _join(thread, line)
+        _close(crew)
 
 
-def _chain(make: Callable[[Cursor], TensorDict], cursor: Cursor) -> Iterator[TensorDict]:
-    while True:
-        batch = make(cursor)
+def pinned(batch: TensorDict, device: torch.device) -> TensorDict:
+    """Begin to copy a batch to an accelerator while the step before it still runs there; on the CPU, the batch itself.
+
+    Untested on a device.
+    """
+    return batch if device.type == "cpu" else batch.pin_memory().to(device, non_blocking=True)
+
+
+def _start(make: Callable[[int], _Made], workers: int, ahead: int) -> list[_Worker]:
+    crew: list[_Worker] = []
+    try:
+        for number in range(workers):
+            crew += [_spawn(number, workers, waiting=max(1, -(-ahead // workers)))]
+        for worker in crew:  # only now: meanwhile all of them have been starting
+            with suppress(ConnectionError):  # one that has died already is named when its batch is wanted
+                send_call(worker.line, make)
+    except BaseException:
+        _end(crew)
+        _close(crew)
+        raise
+    return crew
+
+
+def _spawn(number: int, workers: int, *, waiting: int) -> _Worker:
+    ours, theirs = socket.socketpair()
+    path = os.pathsep.join(where or str(Path.cwd()) for where in sys.path)
+    # One thread each: their arithmetic is small, and the step wants the cores.
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    words = [str(value) for value in (theirs.fileno(), number, workers, waiting)]
+    # A signal that came while the worker starts would end it with a traceback; it inherits that they are blocked.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", "from lib.run.worker import main; main()", *words],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+        )
+    except OSError as error:
+        ours.close()
+        raise DataError(f"data worker {number} cannot be started ({error.strerror}); lower data.workers") from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+    return _Worker(number, process, ours)
+
+
+def _received(crew: list[_Worker]) -> Iterator[_Made]:
+    for worker in itertools.cycle(crew):
+        batch = receive(worker.line)
+        if batch is None:
+            raise _gone(worker)
+        if isinstance(batch, Failure):
+            raise _again(worker, batch)
+        with suppress(OSError):  # it may have ended since, which counts when its next batch is wanted
+            worker.line.send(b"\0")
         yield batch
-        cursor = cursor_of(batch["cursor"])
+
+
+def _again(worker: _Worker, failure: Failure) -> Exception:
+    """Make a worker's error an error of this process, of the same kind where callers tell kinds apart."""
+    kinds: dict[str, type[Exception]] = {"DataError": DataError, "ValueError": ValueError}
+    kind = kinds.get(failure.kind)
+    error = kind(failure.text) if kind else RuntimeError(f"{failure.kind}: {failure.text}")
+    error.add_note(f"in data worker {worker.number} (pid {worker.process.pid}):\n{failure.trace}")
+    return error
+
+
+def _gone(worker: _Worker) -> DataError:
+    who, how = f"data worker {worker.number} (pid {worker.process.pid})", "has hung up"
+    with suppress(subprocess.TimeoutExpired):
+        code = worker.process.wait(1)
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return DataError(f"{who} {how}, must live as long as the run; free memory or lower data.workers, then run it again")
+
+
+def _end(crew: list[_Worker]) -> None:
+    """End the workers: they hold nothing that needs saving, and killing is the end that always comes."""
+    for worker in crew:
+        worker.process.kill()
+    for worker in crew:
+        try:
+            worker.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            warnings.warn(f"feed: data worker {worker.number} (pid {worker.process.pid}) is left behind", stacklevel=4)
+        # Not closed yet: a thread may be reading, and could find another file under the same number.
+        with suppress(OSError):
+            worker.line.shutdown(socket.SHUT_RDWR)
+
+
+def _close(crew: list[_Worker]) -> None:
+    for worker in crew:
+        worker.line.close()
 
 
 def _fill(batches: Iterator[TensorDict], line: queue.Queue[TensorDict | BaseException], stop: threading.Event) -> None:
