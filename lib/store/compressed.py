@@ -23,7 +23,7 @@ PIECE = 1 << 20
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _NAMES: Mapping[str, str] = {"gz": "gzip", "zst": "Zstandard"}
-_INPUT = 1 << 15  # a frame of text grows some ten times, so what one piece of input gives stays small
+_INPUT = 1 << 10  # what so little can become fits in memory, even when it is one thing over and over
 _WINDOW = 1 << 31  # frames of `zstd --long=31` are read too
 
 
@@ -93,21 +93,30 @@ def _gzip(path: str, file: BinaryIO) -> Iterator[bytes]:
 
 
 def _zstd(path: str, file: BinaryIO) -> Iterator[bytes]:
+    out = bytearray()
+    for piece in _frames(path, file):
+        out += piece
+        while len(out) >= PIECE:
+            yield bytes(out[:PIECE])
+            del out[:PIECE]
+    if out:
+        yield bytes(out)
+
+
+def _frames(path: str, file: BinaryIO) -> Iterator[bytes]:
     unpack = _unpacker(path)
     frame: Any = None
-    rest = file.read(_INPUT)
-    while rest:
-        try:
-            frame = frame or unpack.decompressobj()
-            piece = frame.decompress(rest)
-        except _zstd_error() as error:
-            raise DataError(f"{shown(path)}: Zstandard is damaged ({said(error)}); fetch it again") from None
-        rest = b""
-        if frame.eof:
-            rest, frame = frame.unused_data, None
-        if piece:
-            yield piece
-        rest = rest or file.read(_INPUT)
+    for piece in _plain(path, file):
+        for at in range(0, len(piece), _INPUT):
+            rest = piece[at : at + _INPUT]
+            while rest:
+                try:
+                    frame = frame or unpack.decompressobj()
+                    yield frame.decompress(rest)
+                except _zstd_error() as error:
+                    raise DataError(f"{shown(path)}: Zstandard is damaged ({said(error)}); fetch it again") from None
+                rest = frame.unused_data
+                frame = None if frame.eof else frame
     if frame is not None:
         raise DataError(f"{shown(path)}: Zstandard is cut short; fetch it again")
 

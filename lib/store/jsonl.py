@@ -57,6 +57,7 @@ def jsonl_records(path: str, span: Span, compression: str, reading: Reading, ski
         The records; the first line of the span has number 1.
 
     Raises:
+        ValueError: the keys cannot be.
         DataError: the file cannot be read, or a line is bad and `reading.errors` does not let it pass.
     """
     way, number, empty = _way(reading), 1, span.start == 0
@@ -97,7 +98,12 @@ def _way(reading: Reading) -> _Way:
     if reading.chat:
         return _Way(key, id_key, True, msgspec.json.Decoder(dict[str, Any]).decode, talk)
     named: list[Any] = [("text", str), ("id", Any, None)] if id_key else [("text", str)]
-    row = msgspec.defstruct("Row", named, rename={"text": key, "id": id_key or "id"})
+    try:
+        row = msgspec.defstruct("Row", named, rename={"text": key, "id": id_key or "id"})
+    except ValueError:
+        keys = f"data.text_key={key!r}, data.id_key={id_key!r}"
+        want = "must differ and hold no quotes, backslashes or control characters"
+        raise ValueError(f"{keys} {want}; rename the fields") from None
     return _Way(key, id_key, False, msgspec.json.Decoder(row).decode, document if id_key else nameless)
 
 
