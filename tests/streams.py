@@ -193,6 +193,7 @@ def plans(draw: st.DrawFn, *, unit: int = 1, growth: bool = True) -> Plan:
         buckets=(*sorted(lower), length) if lower else (),
         rows_at=tuple((step, draw(counts)) for step in draw(steps)),
         length_at=() if mode == "pad" else tuple((step, draw(divisors)) for step in draw(steps)),
+        shuffle=draw(st.booleans()),
     )
 
 

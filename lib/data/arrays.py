@@ -133,7 +133,8 @@ def _visits(source: Source, visited: int, plan: Plan, seed: int, rows: int) -> _
     """Give the next rows of a source: where they begin in its stream, or their numbers in its table."""
     size, length = extent(source, plan.length)
     at = seek(visited, size=size, length=length)
-    return starts(at, rows, size=size, length=length, seed=fold(seed, "source", source.name))
+    key = fold(seed, "source", source.name) if plan.shuffle else None
+    return starts(at, rows, size=size, length=length, seed=key)
 
 
 def _width(sources: Sequence[Source], visits: Sequence[_Ints], plan: Plan) -> int:

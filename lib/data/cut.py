@@ -149,12 +149,11 @@ def _pieces(table: RowTable, index: _Ints) -> tuple[_Ints, _Ints, _Ints]:
 def _pool(stream: Stream, start: _Ints, count: _Ints) -> tuple[_Ints, _Bools, _Ints]:
     """Read the ids of pieces and the one before each: ids, what of them is learnt, where each piece begins in them."""
     order = np.argsort(start, kind="stable")
-    low, high = np.maximum(start[order] - 1, 0), (start + count)[order]
-    reach = np.maximum.accumulate(high)
+    low, high = np.maximum(start[order] - 1, 0), (start + count)[order]  # both rise: pieces do not overlap
     fresh = np.ones(len(order), dtype=np.bool_)
-    fresh[1:] = low[1:] > reach[:-1] + _GAP
+    fresh[1:] = low[1:] > high[:-1] + _GAP
     begin = low[fresh]
-    stop = reach[np.append(np.flatnonzero(fresh)[1:] - 1, len(order) - 1)] if len(order) else begin
+    stop = high[np.append(np.flatnonzero(fresh)[1:] - 1, len(order) - 1)] if len(order) else begin
     offset = np.cumsum(stop - begin) - (stop - begin)
     ids = np.empty(int((stop - begin).sum()), dtype=np.int64)
     learnt = np.ones(len(ids), dtype=np.bool_)

@@ -29,6 +29,7 @@ class Plan(NamedTuple):
         rows_at: (step, rows): from this step on an update has so many rows.
         length_at: (step, length): from this step on each row is cut into rows of this length, a divisor of `length`.
         repeats: a row in which something of up to 13 ids stands so often in a row is not trained on; none = all are.
+        shuffle: each epoch visits the rows of a source in an order of its own; false = always in that of the stream.
     """
 
     rows: int
@@ -39,6 +40,7 @@ class Plan(NamedTuple):
     rows_at: tuple[tuple[int, int], ...] = ()
     length_at: tuple[tuple[int, int], ...] = ()
     repeats: int | None = None
+    shuffle: bool = True
 
 
 def check_plan(plan: Plan) -> None:

@@ -89,7 +89,7 @@ def advance(cursor: Cursor, rows: int, *, size: int, length: int) -> Cursor:
     return seek(ordinal(cursor, size=size, length=length) + rows, size=size, length=length)
 
 
-def starts(cursor: Cursor, rows: int, *, size: int, length: int, seed: int) -> NDArray[np.int64]:
+def starts(cursor: Cursor, rows: int, *, size: int, length: int, seed: int | None) -> NDArray[np.int64]:
     """Give the stream positions, each in [0, size), at which the next rows begin, in the order of visiting.
 
     Args:
@@ -97,7 +97,7 @@ def starts(cursor: Cursor, rows: int, *, size: int, length: int, seed: int) -> N
         rows: how many, also more than an epoch holds.
         size: ids in the stream, >= length.
         length: inputs in a row.
-        seed: which order of rows.
+        seed: which order of rows; none = that of the stream, in every epoch.
 
     Raises:
         DataError: the stream is shorter than one row.
@@ -106,8 +106,9 @@ def starts(cursor: Cursor, rows: int, *, size: int, length: int, seed: int) -> N
     parts = []
     while rows:
         some = min(rows, count(at.epoch, size=size, length=length) - at.row)
-        places = np.arange(at.row, at.row + some, dtype=np.int64)
-        order = permute(places, count(at.epoch, size=size, length=length), seed=seed, epoch=at.epoch)
+        order = np.arange(at.row, at.row + some, dtype=np.int64)
+        if seed is not None:
+            order = permute(order, count(at.epoch, size=size, length=length), seed=seed, epoch=at.epoch)
         # Ints of Python here, for epoch * size may pass 2^63 though no position within an epoch does.
         parts.append(order * length + (first(at.epoch, size=size, length=length) * length - at.epoch * size))
         at = advance(at, some, size=size, length=length)

@@ -47,6 +47,16 @@ def test_twenty_rows_resumed_after_eight_miss_and_repeat_none_in_this_epoch_and_
     assert rows == [row for batch in seen(twenty(plan), plan, 10) for row in batch]
 
 
+@pytest.mark.parametrize("plan", [Plan(4, 8), PACK], ids=["concat", "pack"])
+def test_without_shuffling_every_epoch_is_in_the_order_of_the_text(plan: Plan) -> None:
+    told = plan._replace(shuffle=False)
+    ids = [one for batch in seen(twenty(told), told, 10) for row in batch for one in row]
+    once = [*range(1, 161)] if plan.mode == "pack" else [*range(2, 161), 1]
+    assert ids == once + once
+    whole = list(islice(batches(twenty(told), told, 3), 7))
+    assert same(next(batches(twenty(told), told, 3, after(whole[5]), 6)), whole[6])
+
+
 def test_five_resumes_with_one_update_each_are_a_straight_run() -> None:
     sources = [source_of("text", numbered([30, 7, 50]), PACK), source_of("code", numbered([90]), PACK, 0.25)]
     straight = list(islice(batches(sources, PACK, 1), 5))
