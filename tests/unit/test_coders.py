@@ -196,6 +196,13 @@ def test_text_that_spells_a_special_token_stays_text(every: dict[str, Coder], na
                 assert coder.decode(ids) == document.encode()
 
 
+def test_text_that_spells_a_special_token_is_encoded_as_if_there_were_no_such_token(tmp_path: Path) -> None:
+    coder = open_coder(byte_level(tmp_path, marks=("</s>", "the cat")))
+    (ids,) = coder.encode([b"the cat"])
+    assert ids.tolist() == [one for part in coder.encode([b"the", b" cat"]) for one in part.tolist()]
+    assert coder.special("the cat") == 1
+
+
 @pytest.mark.parametrize("name", ["byte_level", "unigram", "words", "ranks", "pieced"])
 def test_a_template_gets_the_special_token_it_asks_for(every: dict[str, Coder], name: str) -> None:
     coder = every[name]
