@@ -22,7 +22,7 @@ from lib.errors import DataError
 from lib.store.files import shown
 from lib.store.headers import Header, header_of
 from lib.store.record import Reading, Record
-from lib.store.remote import is_remote, open_binary
+from lib.store.remote import binary, is_remote
 
 __all__ = ["array_records"]
 
@@ -86,7 +86,7 @@ def _joined(
 
 def _blocks(path: str, header: Header, vocab: int | None) -> Iterator[tuple[int, NDArray[np.integer[Any]]]]:
     """Read the ids in order, checked, with the index of the first of each block."""
-    with open_binary(path) as file:
+    with binary(path) as file:
         file.seek(header.start)
         for at in range(0, header.length, _BLOCK):
             size = min(_BLOCK, header.length - at) * header.dtype.itemsize
@@ -97,15 +97,18 @@ def _blocks(path: str, header: Header, vocab: int | None) -> Iterator[tuple[int,
             if not header.stated and at == 0:
                 _refuse_wider(path, block, vocab)
             block = block.astype(header.dtype.newbyteorder("="), copy=False)
-            bad = block < 0
-            if vocab is not None:
-                bad |= block >= vocab
-            if bad.any():
-                first = int(bad.argmax())
-                got = f"id {block[first]} at index {at + first}"
-                range_ = f"in [0, {vocab})" if vocab is not None else "0 or more"
-                raise DataError(f"{shown(path)}: {got}, must be {range_}; check the file's dtype and data.tokenizer")
+            low, high = int(block.min()), int(block.max())
+            if low < 0 or (vocab is not None and high >= vocab):
+                raise _outside(path, at, block, vocab)
             yield at, block
+
+
+def _outside(path: str, at: int, block: NDArray[np.integer[Any]], vocab: int | None) -> DataError:
+    bad = block < 0 if vocab is None else (block < 0) | (block >= vocab)
+    first = int(bad.argmax())
+    want = "0 or more" if vocab is None else f"in [0, {vocab})"
+    got = f"id {block[first]} at index {at + first}"
+    return DataError(f"{shown(path)}: {got}, must be {want}; check the file's dtype and data.tokenizer")
 
 
 def _refuse_wider(path: str, ids: NDArray[np.integer[Any]], vocab: int | None) -> None:

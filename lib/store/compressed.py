@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 
 from lib.errors import DataError
 from lib.store.files import shown
-from lib.store.remote import open_binary, said
+from lib.store.remote import binary, said
 
 __all__ = ["PIECE", "pieces"]
 
@@ -41,16 +41,12 @@ def pieces(path: str, compression: str = "", start: int = 0) -> Iterator[bytes]:
     Raises:
         DataError: it cannot be read, is not what its name says, is cut short or is damaged.
     """
-    with open_binary(path) as file:
+    with binary(path) as file:
         if start:
             file.seek(start)
         else:
             _check_head(path, compression, file)
-        try:
-            yield from {"": _plain, "gz": _gzip, "zst": _zstd}[compression](path, file)
-        except OSError as error:
-            why = f"cannot be read ({error.strerror or said(error)})"
-            raise DataError(f"{shown(path)}: {why}; allow reading or remove it") from None
+        yield from {"": _plain, "gz": _gzip, "zst": _zstd}[compression](path, file)
 
 
 def _check_head(path: str, compression: str, file: BinaryIO) -> None:

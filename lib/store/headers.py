@@ -13,7 +13,7 @@ from numpy.lib import format as npy
 
 from lib.errors import DataError
 from lib.store.files import shown
-from lib.store.remote import exists, open_binary, said
+from lib.store.remote import binary, exists, said
 
 __all__ = ["Header", "SideCar", "header_of", "side_car_of"]
 
@@ -74,7 +74,7 @@ def side_car_of(path: str) -> SideCar | None:
     """
     if not exists(f"{path}.json"):
         return None
-    with open_binary(f"{path}.json") as file:
+    with binary(f"{path}.json") as file:
         try:
             return msgspec.json.decode(file.read(), type=SideCar)
         except (msgspec.DecodeError, UnicodeError) as error:
@@ -83,7 +83,7 @@ def side_car_of(path: str) -> SideCar | None:
 
 
 def _npy(path: str) -> Header:
-    with open_binary(path) as file:
+    with binary(path) as file:
         size = file.seek(0, 2)
         file.seek(0)
         try:
@@ -118,7 +118,7 @@ def _raw(path: str, dtype_set: str | None, vocab: int | None) -> Header:
         raise DataError(f"{name}: no dtype is stated, must be; set data.dtype to <u2, <u4, ... or write {name}.json")
     if given and dtype != given:
         raise DataError(f"{name}: data.dtype={given.str}, its side-car says {dtype.str}; drop or correct one of them")
-    with open_binary(path) as file:
+    with binary(path) as file:
         size = file.seek(0, 2)
     count, rest = divmod(size, dtype.itemsize)
     if rest:

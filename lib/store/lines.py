@@ -13,7 +13,7 @@ from lib.errors import DataError
 from lib.store.compressed import PIECE, pieces
 from lib.store.files import shown
 from lib.store.record import Span
-from lib.store.remote import open_binary
+from lib.store.remote import binary
 
 __all__ = ["BOM", "after_blank", "lines_before", "not_text", "runs", "without_mark"]
 
@@ -82,7 +82,7 @@ def lines_before(path: str, starts: Sequence[int]) -> list[int]:
 
 def after_blank(path: str, at: int) -> bool:
     """Tell whether the line before the one that begins at byte `at` is blank, or there is none."""
-    with open_binary(path) as file:
+    with binary(path) as file:
         stop = at - 1  # of its line feed
         while stop > 0:
             start = max(0, stop - 4096)

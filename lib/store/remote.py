@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from lib.errors import DataError
 
-__all__ = ["Remote", "exists", "is_remote", "list_remote", "open_binary", "said"]
+__all__ = ["Remote", "binary", "exists", "is_remote", "list_remote", "open_binary", "said", "seeks"]
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _LEFTOVERS = ("~", ".tmp", ".crc")
@@ -63,6 +64,21 @@ def open_binary(path: str) -> BinaryIO:
     return _asked(path, lambda: cast(BinaryIO, files.open(inside, "rb")))
 
 
+@contextmanager
+def binary(path: str) -> Iterator[BinaryIO]:
+    """Open a file for reading; whatever goes wrong with it until it is shut is a `DataError` that names it."""
+    with open_binary(path) as file:
+        try:
+            yield file
+        except OSError as error:
+            why = f"cannot be read ({error.strerror or said(error)})"
+            raise DataError(f"{_shown(path)}: {why}; allow reading or remove it") from None
+        except Exception as error:
+            if isinstance(error, DataError) or not is_remote(path):
+                raise
+            raise DataError(f"{_shown(path)}: cannot be read ({said(error)}); download it first") from None
+
+
 def exists(path: str) -> bool:
     """Tell whether there is a file."""
     if not is_remote(path):
@@ -71,11 +87,20 @@ def exists(path: str) -> bool:
     return _asked(path, lambda: bool(files.isfile(inside)))
 
 
+def seeks(path: str) -> bool:
+    """Tell whether a file can be read from its middle on; some web servers only give whole files."""
+    if not _on_web(path):
+        return True
+    files, inside = _filesystem(path)
+    return _asked(path, lambda: bool(files.info(inside).get("partial")))
+
+
 def list_remote(item: str, skipped: Counter[str]) -> list[Remote]:
     """Find the files that a URL means: a file, all files below a folder, or those that fit a pattern.
 
-    A named file is taken whatever its name; of those met in a folder or by a pattern, hidden ones and what editors and
-    downloads leave behind are passed over. Over HTTP there are no folders, so there a URL is one file.
+    A named file is taken literally, whatever its name is made of; of those met in a folder or by a pattern, hidden ones
+    and what editors and downloads leave behind are passed over. Over HTTP there are no folders, so there a URL is one
+    file.
 
     Args:
         item: the URL.
@@ -88,8 +113,9 @@ def list_remote(item: str, skipped: Counter[str]) -> list[Remote]:
         DataError: nothing is there, or it cannot be looked at.
     """
     files, inside = _filesystem(item)
-    web = item.startswith(("http://", "https://"))
-    if not web and any(mark in inside for mark in "*?["):
+    web = _on_web(item)
+    pattern = not web and any(mark in inside for mark in "*?[")
+    if pattern and not _asked(item, lambda: files.exists(inside)):
         plain = re.split(r"[*?\[]", inside, maxsplit=1)[0]
         return _met(item, files, plain.rpartition("/")[0], lambda: files.glob(inside, detail=True), skipped)
     about = _asked(item, lambda: files.info(inside))
@@ -99,7 +125,7 @@ def list_remote(item: str, skipped: Counter[str]) -> list[Remote]:
         raise DataError(f"{_shown(item)}: its server does not tell its size, must tell it; download it first")
     # What follows a question mark on the web is no part of the file's name.
     name = (inside.partition("?")[0] if web else inside).rpartition("/")[2]
-    return [Remote(name, item, int(about["size"]), True)]
+    return [Remote(name, item if web else files.unstrip_protocol(about["name"]), int(about["size"]), True)]
 
 
 def said(error: BaseException) -> str:
@@ -126,7 +152,13 @@ def _met(
     return found
 
 
+def _on_web(url: str) -> bool:
+    return url.lower().startswith(("http://", "https://"))
+
+
 def _filesystem(url: str) -> tuple[Any, str]:
+    if "::" in url:
+        raise DataError(f"{_shown(url)}: one URL within another, must be one alone; unpack what it is in")
     try:
         import fsspec  # type: ignore[import-untyped]
     except ModuleNotFoundError:
@@ -140,6 +172,8 @@ def _asked(url: str, ask: Callable[[], T]) -> T:
     """Ask a filesystem for something."""
     try:
         return ask()
+    except FileNotFoundError:
+        raise DataError(f"{_shown(url)}: no such file or folder; check the URL") from None
     except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own
         raise DataError(f"{_shown(url)}: cannot be read ({said(error)}); check the URL and your rights") from None
 

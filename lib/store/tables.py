@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 from lib.errors import DataError
 from lib.store.files import shown
 from lib.store.record import Span
-from lib.store.remote import open_binary, said
+from lib.store.remote import binary, said
 
 __all__ = ["Table", "opened", "rows_before", "table_spans"]
 
@@ -47,7 +47,7 @@ def opened(path: str, form: str, size: int = 0) -> Iterator[Table]:
     except ModuleNotFoundError:
         lack = f"pyarrow is not installed, must be there to read .{form}"
         raise DataError(f"{shown(path)}: {lack}; pip install 'purestep[data]'") from None
-    with open_binary(path) as file:
+    with binary(path) as file:
         try:
             if form == "parquet":
                 yield _parquet(file)
