@@ -8,6 +8,7 @@ Imports no torch, so a misspelt key is refused at once.
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -23,6 +24,7 @@ __all__ = [
     "DataIdentity",
     "Eval",
     "Guard",
+    "Inspect",
     "Log",
     "Model",
     "Optim",
@@ -32,14 +34,19 @@ __all__ = [
     "Sample",
     "Scale",
     "Schedule",
+    "Source",
+    "SourceIdentity",
+    "changes",
     "load_config",
     "recipe_of",
     "run_steps",
+    "sources_of",
 ]
 
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 Share = Annotated[float, Meta(ge=0, lt=1)]
 
 
@@ -99,18 +106,31 @@ class Model(_Checked, frozen=True):
 
 
 class Batch(_Checked, frozen=True):
-    """The shape of one update.
+    """The shape of one update, and how documents fill its rows.
 
     Attributes:
         rows: sequences per update, over all ranks.
         length: positions per sequence.
         micro: micro-batches an update is cut into; divides `rows`. Changes memory, not the result.
+        mode: "concat" = documents end to end, cut into rows; "pack" = whole documents packed into rows; "pad" = one
+            document a row. Longer documents go on in a further row; nothing is lost in any of them.
+        buckets: for "pad": lengths a batch may have, rising, the last one `length`; each is compiled once; none = `length`
+            and its half and quarter.
+        rows_at: other numbers of rows from later updates on, as "STEP:ROWS", each a multiple of `micro`.
+        length_at: rows cut shorter until later updates, as "STEP:LENGTH", each a divisor of `length`; an update keeps its
+            ids and has more rows for it.
+        repeats: a row in which up to 13 ids repeat this often in a row is masked, not trained on; none = no such filter.
     """
 
     _at: ClassVar[str] = "batch."
     rows: Count = 16
     length: Annotated[int, Meta(ge=2)] = 256
     micro: Count = 1
+    mode: Literal["concat", "pack", "pad"] = "concat"
+    buckets: tuple[int, ...] | None = None
+    rows_at: tuple[str, ...] = ()
+    length_at: tuple[str, ...] = ()
+    repeats: Annotated[int, Meta(ge=3)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,6 +139,57 @@ class Batch(_Checked, frozen=True):
                 f"batch.rows={self.rows} must be a multiple of batch.micro={self.micro}; "
                 f"set batch.rows={-(-self.rows // self.micro) * self.micro} or another batch.micro"
             )
+        for step, rows in changes("batch.rows_at", self.rows_at):
+            if rows % self.micro:
+                raise ValueError(
+                    f"batch.rows_at={step}:{rows} must be a multiple of batch.micro={self.micro}; "
+                    f"write {step}:{-(-rows // self.micro) * self.micro}"
+                )
+        for step, length in changes("batch.length_at", self.length_at):
+            if self.length % length or length < 2:
+                raise ValueError(
+                    f"batch.length_at={step}:{length} must divide batch.length={self.length} and be at least 2; "
+                    f"take one from {[n for n in range(2, self.length + 1) if self.length % n == 0]}"
+                )
+        if self.length_at and self.mode == "pad":
+            raise ValueError(
+                "batch.length_at must not go with batch.mode=pad (its rows have several lengths); drop one"
+            )
+        if self.buckets is not None:
+            _check_buckets(self)
+
+
+def _check_buckets(batch: Batch) -> None:
+    buckets = batch.buckets or ()
+    if batch.mode != "pad":
+        raise ValueError(f"batch.buckets={list(buckets)} must go with batch.mode=pad; set it or drop batch.buckets")
+    if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 2 or buckets[-1] != batch.length:
+        raise ValueError(
+            f"batch.buckets={list(buckets)} must rise from at least 2 to batch.length={batch.length}; "
+            f"write [{batch.length // 2}, {batch.length}]"
+        )
+
+
+def changes(where: str, texts: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+    """Read `STEP:VALUE` texts: pairs of whole numbers, steps rising, values at least 1.
+
+    Raises:
+        ValueError: they are not.
+
+    >>> changes("batch.rows_at", ("100:32", "200:64"))
+    ((100, 32), (200, 64))
+    """
+    pairs: list[tuple[int, int]] = []
+    for text in texts:
+        parts = text.split(":")
+        if len(parts) != 2 or not all(part.isascii() and part.isdigit() for part in parts) or int(parts[1]) < 1:
+            raise ValueError(f"{where}={text} must be STEP:VALUE, two whole numbers; write it like 1000:32")
+        pairs.append((int(parts[0]), int(parts[1])))
+        if len(pairs) > 1 and pairs[-1][0] <= pairs[-2][0]:
+            raise ValueError(
+                f"{where}={text} must come at a later step than {texts[len(pairs) - 2]}; sort them by step"
+            )
+    return tuple(pairs)
 
 
 class Optim(_Checked, frozen=True):
@@ -249,23 +320,40 @@ class Guard(_Checked, frozen=True):
             raise ValueError(f"guard.window={self.window} must be 0 (off) or at least 4; set guard.window=128")
 
 
+class SourceIdentity(_Checked, frozen=True):
+    """What one source of the ids is: content, never paths or times.
+
+    Attributes:
+        name: its name; its order of rows is drawn by it.
+        digest: digest of its files (relative names, sizes, content digests).
+        weight: its share of the rows, relative to the other sources'.
+        reading: how files become documents, where it is not the default.
+        tokens: ids it trains on.
+    """
+
+    _at: ClassVar[str] = "data.sources.NAME."
+    name: str = "text"
+    digest: str = ""
+    weight: Positive = 1.0
+    reading: str = ""
+    tokens: Natural = 0
+
+
 class DataIdentity(_Checked, frozen=True):
     """Which tokens batch n is cut from: content, never paths or times.
 
     Attributes:
-        digest: digest of the corpus (relative names, sizes, content digests); "" = batches come from elsewhere.
         tokenizer: name and digest of the tokenizer.
         holdout: share of documents held out.
         holdout_by: "document" (keyed hash of the content) or "tail" (the last share of the text).
-        tokens: ids in the training stream.
+        sources: what each source is; none = batches come from elsewhere.
     """
 
     _at: ClassVar[str] = "data."
-    digest: str = ""
     tokenizer: str = "bytes"
     holdout: Share = 0.0
     holdout_by: Literal["document", "tail"] = "document"
-    tokens: Natural = 0
+    sources: tuple[SourceIdentity, ...] = ()
 
 
 class Recipe(_Checked, frozen=True):
@@ -319,24 +407,119 @@ class Run(_Checked, frozen=True):
     threads: Count | None = None
 
 
-class Data(_Checked, frozen=True):
-    """The text.
+class Source(_Checked, frozen=True):
+    """One source of a mixture; what is none is as `data.` says.
 
     Attributes:
-        path: files, folders or globs; "stdlib:" = the source of the running Python's standard library.
+        path: files, folders or globs, local or remote (s3://...), or "stdlib:".
+        weight: its share of the rows, relative to the other sources'.
+        repeat: most passes over it that a run may make; a run that would make more is refused at its start; none = any.
+        format: see `data.format`.
+        split: see `data.split`.
+        text_key: see `data.text_key`.
+        id_key: see `data.id_key`.
+        dtype: see `data.dtype`.
+        template: see `data.template`.
+        train_on: see `data.train_on`.
+    """
+
+    _at: ClassVar[str] = "data.sources.NAME."
+    path: str | tuple[str, ...] = ""
+    weight: Positive = 1.0
+    repeat: Positive | None = None
+    format: Literal["auto", "text", "jsonl", "parquet", "arrow", "npy", "bin"] | None = None
+    split: Literal["file", "line", "block"] | None = None
+    text_key: str | None = None
+    id_key: str | None = None
+    dtype: str | None = None
+    template: str | None = None
+    train_on: Literal["all", "assistant", "last"] | None = None
+
+
+class Data(_Checked, frozen=True):
+    """What is trained on.
+
+    Attributes:
+        path: files, folders or globs, local or remote (s3://...); "stdlib:" = the source of the running Python's standard
+            library. Plain text, JSONL (.gz, .zst), Parquet, Arrow, token arrays (.npy, .bin).
+        sources: instead of `path`, several sources by name, mixed by weight.
         holdout: share held out from training, for evaluation.
         holdout_by: "document" = by a keyed hash of each document, "tail" = the end of the text,
             "auto" = by document when there are at least 100.
+        heldout: files to evaluate on instead; nothing of them may be trained on.
+        format: what the files are; "auto" = by their names, all unknown ones plain text.
+        split: a plain text file is one document ("file"), or one for each "line", or one for each "block" of lines
+            between blank ones.
+        text_key: the field that holds the text, in JSONL, Parquet and Arrow.
+        id_key: the field that names a record, shown by `inspect`; none = file and line.
+        dtype: NumPy dtype of .bin files, such as "<u2", where no side-car says it.
+        template: records are conversations, written by this template: chatml, llama2, llama3, mistral, alpaca, plain, or a
+            .toml file of {role = [prefix, suffix]}; none = records are texts.
+        train_on: which messages are trained on: "assistant" (each answer), "last" (the last answer) or "all".
+        errors: a bad record stops the run, or is counted and passed over ("skip"); "replace" stops too but for bytes that are
+            no UTF-8, which become U+FFFD.
+        tokenizer: "bytes"; FILE.json (Hugging Face), FILE.tiktoken or tiktoken:NAME, FILE.model (SentencePiece);
+            ids:VOCAB:EOS for token arrays alone.
+        eos_token: the tokenizer's end mark, where it does not say.
+        bos_token: the tokenizer's begin mark, where it does not say.
+        add_bos: documents begin with the begin mark.
+        add_eos: documents end with the end mark.
         cache: folder of the token stores; none = the user's cache folder.
+        processes: processes that prepare text; none = as many as cores.
+        workers: processes that make batches; 0 = a thread.
         ahead: batches made ahead of the step.
     """
 
     _at: ClassVar[str] = "data."
     path: str | tuple[str, ...] = "stdlib:"
+    sources: dict[str, Source] = {}
     holdout: Share = 0.01
     holdout_by: Literal["auto", "document", "tail"] = "auto"
+    heldout: str | tuple[str, ...] | None = None
+    format: Literal["auto", "text", "jsonl", "parquet", "arrow", "npy", "bin"] = "auto"
+    split: Literal["file", "line", "block"] = "file"
+    text_key: str = "text"
+    id_key: str | None = None
+    dtype: str | None = None
+    template: str | None = None
+    train_on: Literal["all", "assistant", "last"] = "assistant"
+    errors: Literal["stop", "skip", "replace"] = "stop"
+    tokenizer: str = "bytes"
+    eos_token: str | None = None
+    bos_token: str | None = None
+    add_bos: bool = False
+    add_eos: bool = True
     cache: str | None = None
+    processes: Count | None = None
+    workers: Natural = 0
     ahead: Natural = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, source in self.sources.items():
+            at = f"data.sources.{name}"
+            if not _NAME.fullmatch(name):
+                raise ValueError(
+                    f"{at}: name must be of letters, digits, - and _ (it is a place in the state); rename it"
+                )
+            if not source.path:
+                raise ValueError(f"{at}.path='' must name files, folders or globs; set it")
+        if self.sources and self.path != Data.__struct_defaults__[0]:
+            raise ValueError(f"data.path={self.path} must not go with data.sources; make it one of the sources")
+        if not self.sources and not self.path:
+            raise ValueError("data.path='' must name files, folders or globs; leave it out for stdlib:")
+
+
+def sources_of(data: Data) -> dict[str, Source]:
+    """All sources by name, each with nothing left open: what it does not say is as `data` has it."""
+    named = data.sources or {"text": Source(path=data.path)}
+    shared = ("format", "split", "text_key", "id_key", "dtype", "template", "train_on")
+    return {
+        name: msgspec.structs.replace(
+            source, **{key: getattr(data, key) for key in shared if getattr(source, key) is None}
+        )
+        for name, source in named.items()
+    }
 
 
 class Checkpoint(_Checked, frozen=True):
@@ -376,6 +559,17 @@ class Log(_Checked, frozen=True):
 
     _at: ClassVar[str] = "log."
     every: Count = 10
+
+
+class Inspect(_Checked, frozen=True):
+    """What the verb `inspect` shows.
+
+    Attributes:
+        rows: rows of the next batch, as text; 0 = the checkpoint.
+    """
+
+    _at: ClassVar[str] = "inspect."
+    rows: Natural = 0
 
 
 class Sample(_Checked, frozen=True):
@@ -422,6 +616,7 @@ class Config(_Checked, frozen=True):
         eval: held-out evaluation.
         log: metric lines.
         sample: text at the end.
+        inspect: what the verb `inspect` shows.
     """
 
     run: Run = Run()
@@ -442,6 +637,7 @@ class Config(_Checked, frozen=True):
     eval: Eval = Eval()
     log: Log = Log()
     sample: Sample = Sample()
+    inspect: Inspect = Inspect()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -451,7 +647,7 @@ class Config(_Checked, frozen=True):
             raise ValueError(
                 "eval.weights=average must have an average; set optim.average=0.999 or eval.weights=params"
             )
-        if self.model.vocab < 260:
+        if self.data.tokenizer == "bytes" and self.model.vocab < 260:
             raise ValueError(
                 f"model.vocab={self.model.vocab} must be at least 260 (bytes and special ids); drop model.vocab"
             )
@@ -460,9 +656,15 @@ class Config(_Checked, frozen=True):
 
 def run_steps(config: Config) -> int:
     """Updates of the whole run: `steps`, or as many as `tokens` targets need, or the default."""
-    if config.tokens is not None:
-        return -(-config.tokens // (config.batch.rows * config.batch.length))
-    return DEFAULT_STEPS if config.steps is None else config.steps
+    if config.tokens is None:
+        return DEFAULT_STEPS if config.steps is None else config.steps
+    begun, rows, left = 0, config.batch.rows, -(-config.tokens // config.batch.length)
+    for step, later in changes("batch.rows_at", config.batch.rows_at):
+        if left <= (step - begun) * rows:
+            break
+        left -= (step - begun) * rows
+        begun, rows = step, later
+    return begun + -(-left // rows)
 
 
 def recipe_of(config: Config, data: DataIdentity = DataIdentity()) -> Recipe:

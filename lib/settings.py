@@ -19,7 +19,9 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-__all__ = ["as_struct", "check_ranges", "field_paths", "layered", "parse_text", "type_name"]
+__all__ = ["NAME", "as_struct", "check_ranges", "field_paths", "layered", "parse_text", "type_name"]
+
+NAME = "NAME"  # stands in a key for a name of the user's own
 
 _INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]*)\Z")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\Z")
@@ -95,6 +97,8 @@ def as_struct(kind: type, values: Mapping[str, Any], at: str = "", root: type | 
         if isinstance(value, _Section):
             kept = {k: v for k, v in value.values.items() if not isinstance(v, _Default)}
             given[key] = as_struct(value.kind, {**_shallow(getattr(defaults, key)), **kept}, f"{at}{key}.", root)
+        elif isinstance(value, _Named):
+            given[key] = {name: _one(value.kind, one, f"{at}{key}.{name}.", root) for name, one in value.values.items()}
     return kind(**given)
 
 
@@ -102,8 +106,11 @@ def field_paths(kind: type, at: str = "") -> Iterator[str]:
     """All leaf keys of a config Struct, dotted, in order of declaration."""
     for name, hint in get_type_hints(kind).items():
         if name in _fields(kind):
-            inner = _struct_in(hint)
-            yield from field_paths(inner, f"{at}{name}.") if inner else (f"{at}{name}",)
+            inner, named = _struct_in(hint), _named_in(hint)
+            if named:
+                yield from field_paths(named, f"{at}{name}.{NAME}.")
+            else:
+                yield from field_paths(inner, f"{at}{name}.") if inner else (f"{at}{name}",)
 
 
 def type_name(hint: Any) -> str:
@@ -113,7 +120,7 @@ def type_name(hint: Any) -> str:
     if _is_union(hint):
         return " or ".join(type_name(part) for part in get_args(hint))
     if get_origin(hint) is tuple:
-        return "list of texts"
+        return "list of texts" if get_args(hint)[0] is str else "list of whole numbers"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "none"}
     return names.get(hint, getattr(hint, "__name__", str(hint)))
 
@@ -136,7 +143,29 @@ class _Section(msgspec.Struct, frozen=True):
     values: Mapping[str, Any]
 
 
+class _Named(msgspec.Struct, frozen=True):
+    """Sections under names of the user's own."""
+
+    kind: type
+    values: Mapping[str, Any]
+
+
+def _one(kind: type, value: Any, at: str, root: type) -> Any:
+    """One section under a name of the user's own."""
+    kept = {key: each for key, each in value.items() if not isinstance(each, _Default)}
+    try:
+        return as_struct(kind, kept, at, root)
+    except ValueError as error:  # the Struct knows its fields but not its name
+        raise ValueError(str(error).replace(f"{getattr(kind, '_at', '')}", at)) from None
+
+
 def _value(hint: Any, value: Any, where: str, root: type) -> Any:
+    if named := _named_in(hint):
+        values = {name: one for name, one in value.items() if not isinstance(one, _Default)} if _is_map(value) else None
+        if values is None or not all(map(_is_map, values.values())):
+            first = next(iter(_fields(named)))
+            raise ValueError(f"{where}={value} must be sections of keys; write {where}.{NAME}.{first}=...")
+        return _Named(named, values)
     inner = _struct_in(hint)
     if inner is not None:
         if isinstance(value, Mapping):
@@ -175,8 +204,11 @@ def _scalar(kind: Any, value: Any) -> tuple[bool, Any]:
         return named in get_args(kind), named
     if get_origin(kind) is tuple:
         items = _list_text(text) if text is not None else value
-        fits = isinstance(items, (list, tuple)) and all(isinstance(item, str) for item in items)
-        return fits, tuple(map(str, items)) if fits else None
+        if not isinstance(items, (list, tuple)):
+            return False, None
+        one = get_args(kind)[0]
+        read = [_scalar(one, _Text(item) if isinstance(item, str) and one is int else item) for item in items]
+        return all(found for found, _ in read), tuple(item for _, item in read)
     return False, None
 
 
@@ -237,13 +269,21 @@ def _override(kind: type, text: str) -> dict[str, Any]:
         leaf = _Text(value)
     else:
         raise ValueError(f"{text!r} must be key=value or ~key; for a file give its path with .toml, .yaml or .json")
-    if key not in field_paths(kind) and key.split(".")[0] not in field_paths(kind):
-        sections = {path.rpartition(".")[0] for path in field_paths(kind)}
-        if key not in sections:
-            raise ValueError(_unknown(kind, key))
+    if not _known(kind, key):
+        raise ValueError(_unknown(kind, key))
     for part in reversed(key.split(".")):
         leaf = {part: leaf}
     return dict(leaf)
+
+
+def _known(kind: type, key: str) -> bool:
+    """Whether this is a key, or a section of keys; a name of the user's own fits any name."""
+    parts = key.split(".")
+    for path in field_paths(kind):
+        wanted = path.split(".")[: len(parts)]
+        if len(wanted) == len(parts) and all(a in (b, NAME) for a, b in zip(wanted, parts, strict=True)) and all(parts):
+            return True
+    return False
 
 
 def _unknown(root: type, key: str) -> str:
@@ -294,6 +334,15 @@ def _flat(layers: Sequence[Any]) -> Iterator[Any]:
 def _struct_in(hint: Any) -> Any:
     parts = get_args(hint) if _is_union(hint) else (hint,)
     return next((p for p in parts if isinstance(p, type) and issubclass(p, msgspec.Struct)), None)
+
+
+def _named_in(hint: Any) -> Any:
+    """The Struct of a field that holds sections under names of the user's own: `dict[str, Struct]`."""
+    return get_args(hint)[1] if get_origin(hint) is dict else None
+
+
+def _is_map(value: Any) -> bool:
+    return isinstance(value, Mapping)
 
 
 def _is_union(hint: Any) -> bool:

@@ -28,6 +28,7 @@ VOCAB = OFFSET + 256
 
 BYTES = Tokenizer(name="bytes", vocab=VOCAB, eos=EOS, bos=BOS)
 SIZES = sizes_of_bytes(VOCAB, OFFSET)
+SIZES.setflags(write=False)
 
 
 def encode(text: bytes | bytearray | memoryview) -> NDArray[np.uint16]:

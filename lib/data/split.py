@@ -8,8 +8,9 @@ renamed or reordered, and two equal documents can never end on different sides. 
 from __future__ import annotations
 
 from hashlib import blake2b
+from math import ceil
 
-__all__ = ["HOW", "held_out", "resolve", "tail_cut"]
+__all__ = ["HOW", "drawn", "held_out", "limit", "resolve", "tail_cut"]
 
 HOW = ("auto", "document", "tail")
 
@@ -32,8 +33,17 @@ def held_out(digest: bytes, share: float) -> bool:
     Returns:
         True for a share of all documents.
     """
-    word = int.from_bytes(blake2b(digest, digest_size=8, key=_KEY).digest(), "little")
-    return word < share * 2.0**64
+    return drawn(digest) < limit(share)
+
+
+def drawn(digest: bytes) -> int:
+    """Give a document's word, u64(blake2b(digest, key)), which decides on its side at every share."""
+    return int.from_bytes(blake2b(digest, digest_size=8, key=_KEY).digest(), "little")
+
+
+def limit(share: float) -> int:
+    """Give the word below which documents are held out at this share."""
+    return ceil(share * 2.0**64)
 
 
 def resolve(how: str, *, documents: int, share: float) -> str:

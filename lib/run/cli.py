@@ -58,6 +58,8 @@ def _verb(name: str) -> Verb:
             from lib.run.evals import eval_verb as verb
         case "sample":
             from lib.run.sampling import sample_verb as verb
+        case "prepare":
+            from lib.run.prepare import prepare_verb as verb
         case "inspect":
             from lib.run.inspect import inspect_verb as verb
         case _:

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from tensordict import TensorDict
 
-from lib.data.batch import Plan, heldout_batches
+from lib.data.batch import heldout_batches
 from lib.errors import DataError
 from lib.metrics import as_row, merge
 from lib.run.launch import Launch
 from lib.run.newest import newest_state
 from lib.run.progress import Progress
-from lib.run.reading import check_same, find_text, open_text
+from lib.run.reading import check_same, find_text, open_text, plan_of
 from lib.run.signals import Signals
 from lib.step import eval_step
 
@@ -38,15 +38,15 @@ def eval_verb(told: Launch, voice: Progress, signals: Signals) -> int:
     with signals.at_once():
         config, state = told.config, newest_state(told.config, voice)
         recipe = state["recipe"]
-        corpus = find_text(config, voice)
-        check_same(corpus, recipe.data.digest, Path(config.run.dir) / "data.json", config)
-        text = open_text(corpus, recipe, config.data.cache, voice)
-        if text.heldout is None:
+        found = find_text(config, voice)
+        check_same(found, recipe.data, Path(config.run.dir) / "data.json", config)
+        text = open_text(found, config, recipe, voice)
+        if not text.heldout:
             raise DataError(
                 f"run.dir={config.run.dir}: data.holdout=0 must be above 0 to evaluate; train a run with some"
             )
-        shape = Plan(recipe.batch.rows, recipe.batch.length, recipe.batch.micro)
-        row = evaluate(state, heldout_batches(text.heldout, shape, config.eval.rows), weights=config.eval.weights)
+        batches = heldout_batches(list(text.heldout.values()), plan_of(recipe), config.eval.rows)
+        row = evaluate(state, batches, weights=config.eval.weights)
         if row is not None:
             voice.heldout(row)
     return 0

@@ -17,14 +17,14 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from lib.config import Config, Schedule, run_steps
+from lib.config import Config, Data, Schedule, run_steps
 from lib.errors import CheckpointError
 
 __all__ = ["as_toml", "held", "run_folder", "settled", "write_file"]
 
 LOCK = ".lock"
 _OURS = (LOCK, "config.toml", "data.json", "metrics.jsonl", "run.log", "checkpoints")
-_OF_A_LAUNCH = ("stop", "load")  # true for one launch, no part of the run
+_OF_A_LAUNCH = ("stop", "load", "inspect")  # true for one launch, no part of the run
 
 
 @contextmanager
@@ -56,8 +56,6 @@ def held(path: Path) -> Iterator[None]:
 
 def settled(config: Config, schedule: Schedule, *, threads: int, compiled: bool) -> Config:
     """The config with everything that was left open filled in, so that alone it makes the same run again."""
-    paths = (config.data.path,) if isinstance(config.data.path, str) else config.data.path
-    fixed = tuple(map(_from_anywhere, paths))
     replace = msgspec.structs.replace
     return replace(
         config,
@@ -65,7 +63,7 @@ def settled(config: Config, schedule: Schedule, *, threads: int, compiled: bool)
         steps=run_steps(config),
         tokens=None,
         compile="on" if compiled else "off",
-        data=replace(config.data, path=fixed[0] if isinstance(config.data.path, str) else fixed),
+        data=_found_from_anywhere(config.data),
         schedule=schedule,
     )
 
@@ -112,9 +110,34 @@ def run_folder(config: Config) -> Path:
     return path
 
 
-def _from_anywhere(path: str) -> str:
-    """A data path that means the same from any working folder."""
-    if path.startswith("stdlib:"):
+def _found_from_anywhere(data: Data) -> Data:
+    """The same data with paths that mean the same from any working folder."""
+    replace = msgspec.structs.replace
+    sources = {
+        name: replace(source, path=_anywhere(source.path), template=source.template and _here(source.template))
+        for name, source in data.sources.items()
+    }
+    return replace(
+        data,
+        path=_anywhere(data.path),
+        sources=sources,
+        heldout=None if data.heldout is None else _anywhere(data.heldout),
+        template=data.template and _here(data.template),
+        tokenizer=_here(data.tokenizer),
+    )
+
+
+def _anywhere(paths: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    return _absolute(paths) if isinstance(paths, str) else tuple(map(_absolute, paths))
+
+
+def _here(name: str) -> str:
+    """A name that may be a file's."""
+    return _absolute(name) if Path(name).exists() else name
+
+
+def _absolute(path: str) -> str:
+    if path.startswith("stdlib:") or "://" in path:
         return path
     return os.path.abspath(path if os.path.lexists(path) else Path(path).expanduser())
 
@@ -162,9 +185,9 @@ def _without_nones(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str
     result: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            result[key] = _without_nones(value, defaults[key])
+            result[key] = _without_nones(value, defaults.get(key, {}))
         elif value is not None:
             result[key] = value
-        elif defaults[key] is not None:
+        elif defaults.get(key) is not None:
             result[key] = "none"
     return result

@@ -12,6 +12,7 @@ from lib.config import Recipe
 from lib.run.launch import Launch
 from lib.run.newest import newest_state
 from lib.run.progress import Progress
+from lib.run.rows import shown_rows
 from lib.run.signals import Signals
 from lib.store.checkpoint import read_info
 from lib.tree import leaves
@@ -27,6 +28,9 @@ def inspect_verb(told: Launch, voice: Progress, signals: Signals) -> int:
         CheckpointError: its newest checkpoint is absent or damaged.
     """
     with signals.at_once():
+        if told.config.inspect.rows:
+            voice.say(shown_rows(told, voice))
+            return 0
         state = newest_state(told.config, voice)  # read in full, so it is verified
         named = leaves(state)
         rows = [("leaf", "shape", "dtype", "bytes", "norm"), *(_row(path, leaf) for path, leaf in named.items())]

@@ -1,117 +1,220 @@
-"""Text for a launch: found, held against what the run was trained on, and opened as two streams of ids."""
+"""What a run reads: found, held against what the run was trained on, and opened as streams of ids."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from lib.config import Config, DataIdentity, Recipe
-from lib.data.rows import require
+import msgspec
+
+from lib.config import Config, Data, DataIdentity, Recipe, SourceIdentity, changes, sources_of
+from lib.config import Source as Described
+from lib.data.plan import Plan
+from lib.data.source import Source, Stream, check_sources
 from lib.errors import DataError
+from lib.run.making import making_of, reading_words
+from lib.run.pool import spread
 from lib.run.progress import Progress
+from lib.store.coders import Coder, open_coder
 from lib.store.corpus import Corpus, Entry, differences, scan
-from lib.store.tokens import Stream, prepare, summary
+from lib.store.plans import row_table
+from lib.store.tokens import Split, TokenStore, prepare, summary
 
-__all__ = ["Text", "check_same", "corpus_text", "find_text", "open_text"]
+__all__ = ["HELDOUT", "Found", "Text", "check_same", "data_text", "find_text", "open_text", "plan_of"]
 
+HELDOUT = "heldout"  # the files of data.heldout, among the sources'; a source of that name is called data.heldout too
 _NAMED = 8  # files in one error line
 _PACE_S = 5.0
+
+Found = Mapping[str, Corpus]  # by source; the files of `data.heldout` under HELDOUT
 
 
 class Text(NamedTuple):
     """What a run reads.
 
     Attributes:
-        train: ids to train on.
-        heldout: ids to evaluate on; none = nothing is held out.
+        sources: what is trained on.
+        heldout: ids to evaluate on, by source; none where nothing is held out.
         identity: which ids these are, for the recipe.
+        coder: text to ids and back.
+        stores: the token stores.
     """
 
-    train: Stream
-    heldout: Stream | None
+    sources: tuple[Source, ...]
+    heldout: Mapping[str, Stream]
     identity: DataIdentity
+    coder: Coder
+    stores: Mapping[str, TokenStore]
 
 
-def find_text(config: Config, voice: Progress) -> Corpus:
-    """Find and digest the files of `data.path`.
+def find_text(config: Config, voice: Progress) -> Found:
+    """Find and digest the files of all sources.
 
     Raises:
-        DataError: there is no text, or something cannot be read.
+        ValueError: a source may not have this name.
+        DataError: there is no text, something cannot be read, or a file is both trained and evaluated on.
     """
-    paths = [config.data.path] if isinstance(config.data.path, str) else list(config.data.path)
-    voice.say(f"reading text: {', '.join(paths)}")
-    corpus = scan(config.data.path, _paced(voice, "reading text"))
-    voice.say(f"reading text: {len(corpus.entries)} files, {_size(corpus.text_bytes)}")
-    return corpus
+    sources = sources_of(config.data)
+    if config.data.heldout is not None and HELDOUT in sources:
+        raise ValueError(f"data.sources.{HELDOUT}: the name is taken by data.heldout; rename the source")
+    found = {name: _found(source.path, source.format or "auto", voice) for name, source in sources.items()}
+    if config.data.heldout is not None:
+        found[HELDOUT] = _found(config.data.heldout, config.data.format, voice)
+        _check_apart(found)
+    return found
 
 
-def check_same(corpus: Corpus, recorded: str, names: Path, config: Config) -> None:
+def check_same(found: Found, recorded: DataIdentity, names: Path, config: Config) -> None:
     """Hold the files found against those the run was trained on; moved folders and new times are no difference.
 
     Args:
-        corpus: the files found.
-        recorded: digest of the run's corpus.
+        found: the files found.
+        recorded: what the run was trained on.
         names: the run's data.json, to name the files that differ.
         config: for the message.
 
     Raises:
         DataError: names each file that differs.
     """
-    if not recorded or corpus.identity == recorded:
-        return
-    lines = _differing(names, corpus)
-    more = f" and {len(lines) - _NAMED} more" if len(lines) > _NAMED else ""
-    raise DataError(
-        f"run.dir={config.run.dir}: data.path holds other text than this run was trained on; "
-        f"{', '.join(lines[:_NAMED])}{more}; restore the files, or set another run.dir for a new run"
-    )
+    lines = []
+    for source in recorded.sources:
+        corpus = found.get(source.name)
+        if corpus is not None and corpus.identity != source.digest:
+            lines += _differing(names, source.name, corpus)
+    if lines:
+        more = f" and {len(lines) - _NAMED} more" if len(lines) > _NAMED else ""
+        raise DataError(
+            f"run.dir={config.run.dir}: data.path holds other text than this run was trained on; "
+            f"{', '.join(lines[:_NAMED])}{more}; restore the files, or set another run.dir for a new run"
+        )
 
 
-def open_text(corpus: Corpus, recipe: Recipe, cache: str | None, voice: Progress, *, how: str | None = None) -> Text:
-    """Open the corpus as ids, building its token store the first time.
+def open_text(found: Found, config: Config, recipe: Recipe, voice: Progress, *, how: str | None = None) -> Text:
+    """Open all sources as ids, building their token stores the first time.
 
     Args:
-        corpus: the files found.
-        recipe: for the share held out and the length of a row.
-        cache: folder of the token stores; none = the user's.
+        found: the files found.
+        config: how they are read.
+        recipe: for the share held out and the rows.
         voice: told what is built.
         how: how to hold out, when the recipe is not to say: in a new run.
 
     Raises:
-        DataError: the text is shorter than one row, or the store cannot be written.
+        ValueError: the tokenizer, a template or a weight is none.
+        DataError: a record is bad, a source is shorter than one row, or a store cannot be written.
     """
-    data = recipe.data
-    where = Path(cache).expanduser() if cache else _user_cache()
-    told = _paced(voice, "preparing text")
-    store = prepare(corpus, holdout=data.holdout, how=how or data.holdout_by, cache=where, progress=told)
-    for note in store.notes:
-        voice.say(note)
-    voice.say(f"text: {summary(store)}")
-    require(store.train.size, recipe.batch.length)
+    data, stores = config.data, dict[str, TokenStore]()
+    words = reading_words(config)
+    share = 0.0 if HELDOUT in found else recipe.data.holdout
+    for name, corpus in found.items():
+        making = making_of(data, sources_of(data)[name] if name != HELDOUT else _shared(data))
+        split = Split(0.0 if name == HELDOUT else share, how or recipe.data.holdout_by)
+        stores[name] = prepare(
+            corpus,
+            making,
+            split,
+            cache=Path(data.cache).expanduser() if data.cache else _user_cache(),
+            doing=spread(data.processes),
+            progress=_paced(voice, "preparing text"),
+        )
+        for note in stores[name].notes:
+            voice.say(note)
+        voice.say(f"{'text' if len(found) == 1 else f'text {name}'}: {summary(stores[name])}")
+    trained = {name: store for name, store in stores.items() if name != HELDOUT}
+    shape = plan_of(recipe)
+    sources = tuple(_source(name, store, config, shape) for name, store in trained.items())
+    check_sources(sources, shape)
+    tails = {store.how for store in trained.values()}
     identity = DataIdentity(
-        digest=store.identity,
-        tokenizer=store.tokenizer.name,
-        holdout=data.holdout,
-        holdout_by="tail" if store.how == "tail" else "document",
-        tokens=store.train.size,
+        tokenizer=next(iter(trained.values())).tokenizer.name,
+        holdout=recipe.data.holdout,
+        holdout_by="tail" if tails == {"tail"} else "document",
+        sources=tuple(
+            SourceIdentity(name, store.identity, _weight(config, name), words[name], store.train.size)
+            for name, store in trained.items()
+        ),
     )
-    return Text(store.train, store.heldout if store.heldout.size > 1 else None, identity)
+    return Text(
+        sources, _heldout(stores), identity, open_coder(data.tokenizer, eos=data.eos_token, bos=data.bos_token), stores
+    )
 
 
-def corpus_text(corpus: Corpus, paths: Any) -> str:
-    """data.json: what the run was trained on, file by file."""
-    entries = ",\n".join(f"  {json.dumps(list(entry))}" for entry in corpus.entries)
-    head = json.dumps({"format": 1, "path": paths, "digest": corpus.identity})[:-1]
-    return f'{head}, "entries": [\n{entries}\n]}}\n'
+def plan_of(recipe: Recipe) -> Plan:
+    """The rows of the updates, as the recipe has them."""
+    batch = recipe.batch
+    buckets = batch.buckets
+    if buckets is None:
+        buckets = tuple(sorted({max(2, batch.length // 4), max(2, batch.length // 2), batch.length}))
+    return Plan(
+        rows=batch.rows,
+        length=batch.length,
+        micro=batch.micro,
+        mode=batch.mode,
+        buckets=buckets if batch.mode == "pad" else (),
+        rows_at=changes("batch.rows_at", batch.rows_at),
+        length_at=changes("batch.length_at", batch.length_at),
+        repeats=batch.repeats,
+    )
 
 
-def _differing(names: Path, corpus: Corpus) -> list[str]:
+def data_text(found: Found, config: Config) -> str:
+    """data.json: what the run is trained on, file by file."""
+    paths = {name: source.path for name, source in sources_of(config.data).items()}
+    parts = []
+    for name, corpus in found.items():
+        entries = ",\n".join(f"    {json.dumps(list(entry))}" for entry in corpus.entries)
+        head = json.dumps({"path": paths.get(name, config.data.heldout), "digest": corpus.identity})[:-1]
+        parts.append(f'  {json.dumps(name)}: {head}, "entries": [\n{entries}\n  ]}}')
+    return '{"format": 2, "sources": {\n' + ",\n".join(parts) + "\n}}\n"
+
+
+def _found(paths: str | tuple[str, ...], form: str, voice: Progress) -> Corpus:
+    named = [paths] if isinstance(paths, str) else list(paths)
+    voice.say(f"reading text: {', '.join(named)}")
+    corpus = scan(paths, _paced(voice, "reading text"), format=form)
+    voice.say(f"reading text: {len(corpus.entries)} files, {_size(corpus.size)}")
+    return corpus
+
+
+def _check_apart(found: Found) -> None:
+    """A file that is trained on may not be evaluated on, whatever it is called there."""
+    evaluated = {entry.digest: entry.name for entry in found[HELDOUT].entries if entry.size}
+    for name, corpus in found.items():
+        both = [entry for entry in corpus.entries if name != HELDOUT and entry.digest in evaluated]
+        if both:
+            raise DataError(
+                f"data.heldout: {evaluated[both[0].digest]} is also trained on, as {both[0].name} of source {name}, "
+                f"must be on one side only; take it out of one"
+            )
+
+
+def _source(name: str, store: TokenStore, config: Config, shape: Plan) -> Source:
+    table = None if shape.mode == "concat" else row_table(store.train, shape.mode, shape.length)
+    return Source(name, store.train, _weight(config, name), table)
+
+
+def _weight(config: Config, name: str) -> float:
+    return sources_of(config.data)[name].weight
+
+
+def _shared(data: Data) -> Described:
+    """The reading that `data` itself describes."""
+    return sources_of(msgspec.structs.replace(data, sources={}))["text"]
+
+
+def _heldout(stores: Mapping[str, TokenStore]) -> dict[str, Stream]:
+    if HELDOUT in stores:
+        return {HELDOUT: stores[HELDOUT].train}
+    return {name: store.heldout for name, store in stores.items() if store.heldout.size > 1}
+
+
+def _differing(names: Path, source: str, corpus: Corpus) -> list[str]:
     try:
-        known = [Entry(*entry) for entry in json.loads(names.read_text(encoding="utf-8"))["entries"]]
+        known = [Entry(*entry) for entry in json.loads(names.read_text(encoding="utf-8"))["sources"][source]["entries"]]
     except (OSError, ValueError, KeyError, TypeError):
         return [f"{names} cannot be read, so the files that differ cannot be named"]
     return differences(known, corpus.entries) or ["the same files in another form"]

@@ -14,8 +14,9 @@ import msgspec
 import torch
 from tensordict import TensorDict
 
-from lib.config import Recipe, recipe_of
+from lib.config import Config, Recipe, SourceIdentity, recipe_of, sources_of
 from lib.run.launch import Launch
+from lib.run.making import reading_words
 
 __all__ = ["Recorded", "Resumed", "as_info", "compare", "recorded_in", "with_changes"]
 
@@ -105,7 +106,12 @@ def _asked(old: Recipe, launch: Launch) -> Recipe:
     """The recipe this launch asks for; what it does not name and can only be derived stays as it is."""
     config, replace = launch.config, msgspec.structs.replace
     how = config.data.holdout_by
-    data = replace(old.data, holdout=config.data.holdout, holdout_by=old.data.holdout_by if how == "auto" else how)
+    data = replace(
+        old.data,
+        holdout=config.data.holdout,
+        holdout_by=old.data.holdout_by if how == "auto" else how,
+        sources=_asked_sources(old, config),
+    )
     if "schedule.length" not in launch.named:
         config = replace(config, schedule=replace(config.schedule, length=old.schedule.length))
     if config.schedule.warmup is None:
@@ -113,13 +119,39 @@ def _asked(old: Recipe, launch: Launch) -> Recipe:
     return recipe_of(config, data)
 
 
+def _asked_sources(old: Recipe, config: Config) -> tuple[SourceIdentity, ...]:
+    """The sources this launch names; what they hold is known when they have been read."""
+    known = {source.name: source for source in old.data.sources}
+    words = reading_words(config)
+    return tuple(
+        msgspec.structs.replace(known.get(name, SourceIdentity()), name=name, weight=source.weight, reading=words[name])
+        for name, source in sources_of(config.data).items()
+    )
+
+
 def _differences(old: Any, new: Any, at: str = "") -> Iterator[tuple[str, Any, Any]]:
     for name in old.__struct_fields__:
         was, wants = getattr(old, name), getattr(new, name)
         if isinstance(was, msgspec.Struct) and isinstance(wants, msgspec.Struct):
             yield from _differences(was, wants, f"{at}{name}.")
+        elif name == "sources" and was != wants:
+            yield from _different_sources(was, wants)
         elif was != wants:
             yield f"{at}{name}", was, wants
+
+
+def _different_sources(
+    old: tuple[SourceIdentity, ...], new: tuple[SourceIdentity, ...]
+) -> Iterator[tuple[str, Any, Any]]:
+    before, after = {each.name: each for each in old}, {each.name: each for each in new}
+    if list(before) != list(after):
+        yield "data.sources", ", ".join(before), ", ".join(after)
+        return
+    for name, was in before.items():
+        if was.weight != after[name].weight:
+            yield f"data.sources.{name}.weight", was.weight, after[name].weight
+        if was.reading != after[name].reading:
+            yield f"how data.sources.{name} is read", was.reading or "as usual", after[name].reading or "as usual"
 
 
 def _seeds(was: int, wants: int) -> list[tuple[str, Any, Any]]:

@@ -8,13 +8,13 @@ import torch
 from tensordict import TensorDict
 
 from lib.config import Sample
-from lib.data.bytes import EOS, decode, encode
 from lib.model.sample import sample
 from lib.run.evals import weights_of
 from lib.run.launch import Launch
 from lib.run.newest import newest_state
 from lib.run.progress import Progress
 from lib.run.signals import Signals
+from lib.store.coders import Coder, open_coder
 from lib.tree import plain
 
 __all__ = ["sample_verb", "written"]
@@ -29,14 +29,22 @@ def sample_verb(told: Launch, voice: Progress, signals: Signals) -> int:
     """
     with signals.at_once():
         state = newest_state(told.config, voice)
-        voice.say(written(state, told.config.sample, told.config.eval.weights))
+        data = told.config.data
+        coder = open_coder(data.tokenizer, eos=data.eos_token, bos=data.bos_token)
+        voice.say(written(state, told.config.sample, told.config.eval.weights, coder))
     return 0
 
 
-def written(state: TensorDict, choice: Sample, weights: Literal["params", "average"]) -> str:
+def written(state: TensorDict, choice: Sample, weights: Literal["params", "average"], coder: Coder) -> str:
     """The prompt and what the model goes on with, up to the end of the document; bytes that are no UTF-8 are marked."""
     # Without a prompt the model begins a document: its first byte is predicted from an end mark.
-    prompt = encode(choice.prompt.encode()).tolist() or [EOS]
+    eos = coder.tokenizer.eos
+    if (vocab := state["recipe"].model.vocab) < coder.tokenizer.vocab:
+        raise ValueError(
+            f"data.tokenizer has {coder.tokenizer.vocab} ids, must have at most model.vocab={vocab}; name the run's own"
+        )
+    prompt = coder.encode([choice.prompt.encode()])[0].tolist() if choice.prompt else []
+    prompt = prompt or [eos]
     ids = sample(
         plain(weights_of(state, weights)["params"]),
         state["recipe"].model,
@@ -47,5 +55,7 @@ def written(state: TensorDict, choice: Sample, weights: Literal["params", "avera
         top_k=choice.top_k,
         key=torch.tensor(choice.seed, dtype=torch.int64),
     ).tolist()
-    ended = ids.index(EOS) if EOS in ids else len(ids)
-    return choice.prompt + decode(ids[:ended]).decode("utf-8", "replace")
+    ended = ids.index(eos) if eos in ids else len(ids)
+    # A vocabulary may be larger than its tokenizer's, rounded up; such ids stand for nothing.
+    known = [n for n in ids[:ended] if n < coder.tokenizer.vocab]
+    return choice.prompt + coder.decode(known).decode("utf-8", "replace")

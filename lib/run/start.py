@@ -10,11 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from tensordict import TensorDict
 
-from lib.config import Config, DataIdentity, recipe_of, run_steps
-from lib.errors import CheckpointError
+from lib.config import Config, DataIdentity, Recipe, recipe_of, run_steps, sources_of
+from lib.data.batch import cursor_tree
+from lib.data.mix import check_repeats
+from lib.data.plan import rows_before
+from lib.data.rows import Cursor
+from lib.errors import CheckpointError, DataError
 from lib.run.compile import decide
 from lib.run.folder import settled
 from lib.run.launch import Launch
@@ -22,7 +27,7 @@ from lib.run.lines import evaluated, read_lines
 from lib.run.newest import newest_checkpoint
 from lib.run.plot import drawable
 from lib.run.progress import Progress
-from lib.run.reading import Text, check_same, corpus_text, find_text, open_text
+from lib.run.reading import Text, check_same, data_text, find_text, open_text, plan_of
 from lib.run.resume import Resumed, as_info, compare, recorded_in, with_changes
 from lib.state import init_state
 from lib.store import load
@@ -46,6 +51,7 @@ class Start(NamedTuple):
         data: content of data.json.
         info: what checkpoints are to say of this process.
         compiled: whether the step is compiled.
+        recipe: of the state, which itself the loop takes away.
     """
 
     config: Config
@@ -55,6 +61,7 @@ class Start(NamedTuple):
     data: str
     info: dict[str, Any]
     compiled: bool
+    recipe: Recipe
 
 
 def fresh(told: Launch, voice: Progress) -> Start:
@@ -72,16 +79,20 @@ def fresh(told: Launch, voice: Progress) -> Start:
             f"put the checkpoints back or set another run.dir"
         )
     voice.say(f"{run}: a new run")
-    corpus = find_text(config, voice)
+    found = find_text(config, voice)
     asked = recipe_of(config, DataIdentity(holdout=config.data.holdout))
-    text = open_text(corpus, asked, config.data.cache, voice, how=config.data.holdout_by)
+    text = open_text(found, config, asked, voice, how=config.data.holdout_by)
+    config = _with_vocab(told, text)
     recipe = recipe_of(config, text.identity)
+    _check_repeats(config, recipe, text)
     threads = config.run.threads or torch.get_num_threads()
     compiled = config.compile == "on" or (config.compile == "auto" and decide(recipe, run_steps(config)))
-    state = init_state(recipe, seed=config.run.seed)
+    state = init_state(
+        recipe, seed=config.run.seed, cursor=cursor_tree({each.name: Cursor(0, 0) for each in text.sources})
+    )
     fixed = settled(config, recipe.schedule, threads=threads, compiled=compiled)
     info = as_info(threads, compiled, state["step"].device.type)
-    return Start(fixed, [state], None, text, corpus_text(corpus, fixed.data.path), info, compiled)
+    return Start(fixed, [state], None, text, data_text(found, fixed), info, compiled, recipe)
 
 
 def resumed(told: Launch, voice: Progress) -> Start:
@@ -102,15 +113,17 @@ def resumed(told: Launch, voice: Progress) -> Start:
         voice.say(f"schedule.length: stays {schedule.length}, beyond it the rate stays at its floor")
     for note in going.notes:
         voice.say(note)
-    corpus = find_text(config, voice)
-    check_same(corpus, going.recipe.data.digest, run / "data.json", config)
-    text = open_text(corpus, going.recipe, config.data.cache, voice)
+    found = find_text(config, voice)
+    check_same(found, going.recipe.data, run / "data.json", config)
+    text = open_text(found, config, going.recipe, voice)
+    _check_tokenizer(config, going.recipe, text)
+    _check_repeats(config, going.recipe, text)
     threads = going.threads or config.run.threads or torch.get_num_threads()
     compiled = config.compile == "on" if going.compiled is None else going.compiled
     fixed = settled(config, going.recipe.schedule, threads=threads, compiled=compiled)
     info = as_info(threads, compiled, state["step"].device.type)
     return Start(
-        fixed, [with_changes(state, going.recipe)], path, text, corpus_text(corpus, fixed.data.path), info, compiled
+        fixed, [with_changes(state, going.recipe)], path, text, data_text(found, fixed), info, compiled, going.recipe
     )
 
 
@@ -152,3 +165,34 @@ def again(config: Config) -> str:
 
 def _going_on(told: Launch, state: TensorDict, info: Mapping[str, Any]) -> Resumed:
     return compare(state["recipe"], int(state["key"]), told, recorded_in(info), state["step"].device.type)
+
+
+def _with_vocab(told: Launch, text: Text) -> Config:
+    """The config with the model's vocabulary, which the tokenizer decides unless it is told.
+
+    Raises:
+        ValueError: it is told, and too small.
+    """
+    config, replace, vocab = told.config, msgspec.structs.replace, text.coder.tokenizer.vocab
+    if "model.vocab" not in told.named:
+        return replace(config, model=replace(config.model, vocab=vocab))
+    if config.model.vocab < vocab:
+        raise ValueError(
+            f"model.vocab={config.model.vocab} must be at least {vocab}, the vocabulary of data.tokenizer; drop it"
+        )
+    return config
+
+
+def _check_tokenizer(config: Config, recipe: Recipe, text: Text) -> None:
+    if text.identity.tokenizer != recipe.data.tokenizer:
+        raise DataError(
+            f"run.dir={config.run.dir}: data.tokenizer is {text.identity.tokenizer}, must be {recipe.data.tokenizer}, "
+            f"which this run was trained with; restore its file, or set another run.dir for a new run"
+        )
+
+
+def _check_repeats(config: Config, recipe: Recipe, text: Text) -> None:
+    """Hold the whole run against the passes that sources allow, before its first step."""
+    limits = {name: source.repeat for name, source in sources_of(config.data).items()}
+    plan = plan_of(recipe)
+    check_repeats(text.sources, plan, limits, rows=rows_before(plan, run_steps(config)), seed=config.run.seed)

@@ -11,13 +11,17 @@ from contextlib import ExitStack
 from functools import partial
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from lib.config import run_steps
-from lib.data.batch import Plan as Shape
-from lib.data.batch import batch_at, cursor_of, heldout_batches
+from lib.data.arrays import arrays_at, place_at
+from lib.data.batch import batch_of, cursor_of, heldout_batches
+from lib.data.plan import Plan as Shape
+from lib.data.rows import Cursor
+from lib.data.source import Source
 from lib.metrics import UNITS
 from lib.run.compile import faster
 from lib.run.evals import EVAL_UNITS, evaluate
@@ -29,6 +33,7 @@ from lib.run.loop import Acts, End, Plan, due, loop
 from lib.run.meter import METER_UNITS, meter
 from lib.run.plot import NO_MATPLOTLIB, drawable, drawn, plot
 from lib.run.progress import Progress, duration
+from lib.run.reading import plan_of
 from lib.run.sampling import written
 from lib.run.signals import INTERRUPTED, Interrupted, Signals
 from lib.run.start import Start, again, ended, fresh, resumed
@@ -109,12 +114,12 @@ def _settle(start: Start, run: Path, voice: Progress) -> None:
 def _train(start: Start, run: Path, voice: Progress, signals: Signals) -> End:
     """Take the steps of this launch."""
     step, seed, cursor = (start.state[0][name] for name in ("step", "key", "cursor"))
-    first, plan, metrics = int(step), _plan(start), run / "metrics.jsonl"
+    first, plan, metrics, data = int(step), _plan(start), run / "metrics.jsonl", start.config.data
     voice.say(_about(start, plan))
-    make = partial(batch_at, start.text.train, _shape(start), int(seed))
+    make = partial(_made, start.text.sources, plan_of(start.recipe), int(seed), cursor_of(cursor), first)
     with (
         open_lines(metrics, {**UNITS, **EVAL_UNITS, **METER_UNITS}) as lines,
-        feed(make, cursor_of(cursor), ahead=start.config.data.ahead) as batches,
+        feed(make, batch_of, ahead=data.ahead, workers=data.workers) as batches,
     ):
         acts = _acts(start, run, lines, voice, signals)
         if due(first, plan) and evaluated(metrics, first) is None:  # no launch before got so far
@@ -129,7 +134,7 @@ def _train(start: Start, run: Path, voice: Progress, signals: Signals) -> End:
 
 def _acts(start: Start, run: Path, lines: FileIO, voice: Progress, signals: Signals) -> Acts:
     """What the loop causes, as functions of values: files, clock and screen."""
-    config, heldout = start.config, start.text.heldout
+    config, heldout = start.config, list(start.text.heldout.values())
     clock = meter(read_lines(run / "metrics.jsonl"), int(start.state[0]["step"]))
 
     def tick(step: int) -> None:
@@ -150,9 +155,9 @@ def _acts(start: Start, run: Path, lines: FileIO, voice: Progress, signals: Sign
         return path
 
     def measure(state: TensorDict) -> None:
-        if heldout is None:
+        if not heldout:
             return
-        batches = heldout_batches(heldout, _shape(start), config.eval.rows)
+        batches = heldout_batches(heldout, plan_of(start.recipe), config.eval.rows)
         row = evaluate(state, batches, weights=config.eval.weights, asked=signals.asked)
         if row is not None:
             append(lines, row)
@@ -172,7 +177,7 @@ def _finish(state: TensorDict, start: Start, run: Path, voice: Progress, signals
         else:
             voice.say(NO_MATPLOTLIB)
         if start.config.sample.length:
-            voice.say(f"sample:\n{written(state, start.config.sample, start.config.eval.weights)}")
+            voice.say(f"sample:\n{written(state, start.config.sample, start.config.eval.weights, start.text.coder)}")
 
 
 def _plan(start: Start) -> Plan:
@@ -182,14 +187,17 @@ def _plan(start: Start) -> Plan:
         total=total,
         log_every=config.log.every,
         save_every=config.checkpoint.every,
-        eval_every=config.eval.every if start.text.heldout is not None else 0,
+        eval_every=config.eval.every if start.text.heldout else 0,
         patience=config.guard.patience,
     )
 
 
-def _shape(start: Start) -> Shape:
-    batch = start.config.batch
-    return Shape(batch.rows, batch.length, batch.micro)
+def _made(
+    sources: tuple[Source, ...], plan: Shape, seed: int, cursor: dict[str, Cursor], step: int, number: int
+) -> dict[str, Any]:
+    """The batch so many updates after a place: a function of its arguments, in whatever process it is made."""
+    at, then = place_at(sources, plan, seed, cursor, step, number)
+    return arrays_at(sources, plan, seed, at, then)
 
 
 def _about(start: Start, plan: Plan) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 import msgspec
 
 from lib.config import Config
-from lib.settings import type_name
+from lib.settings import NAME, type_name
 
 __all__ = ["VERBS", "Verb", "usage"]
 
@@ -43,10 +43,16 @@ VERBS: dict[str, Verb] = {
         ("run.dir", "run.threads", "load", "sample.*"),
         "python -m lib.run sample run.dir=runs/mine sample.prompt='import ' sample.length=400",
     ),
+    "prepare": Verb(
+        "Read all text and build its token stores, which `train` would do first; say what was read and what was not.",
+        ("run.dir", "data.*", "batch.*"),
+        "python -m lib.run prepare data.path=books/ data.tokenizer=tokenizer.json",
+    ),
     "inspect": Verb(
-        "List the leaves of the newest checkpoint of run.dir, verified, with its recipe and where its data stands.",
-        ("run.dir", "load"),
-        "python -m lib.run inspect run.dir=runs/mine",
+        "List the leaves of the newest checkpoint of run.dir, verified, with its recipe and where its data stands; or show "
+        "the rows that are trained on next, document by document (inspect.rows=4), also before there is a run.",
+        ("run.dir", "run.seed", "load", "inspect.*", "data.*", "batch.*"),
+        "python -m lib.run inspect run.dir=runs/mine inspect.rows=4",
     ),
     "plot": Verb(
         "Draw loss.png of run.dir again, from its metrics.jsonl.",
@@ -109,7 +115,10 @@ def _rows(kind: type, default: Any = None, at: str = "") -> Iterator[tuple[str, 
     hints = get_type_hints(kind, include_extras=True)
     for name, text in _attributes(kind).items():
         value, hint = getattr(default, name), hints[name]
-        if isinstance(value, msgspec.Struct):
+        if get_origin(hint) is dict:  # sections under names of the user's own
+            yield f"{at}{name}.{NAME}", text
+            yield from _rows(get_args(hint)[1], None, f"{at}{name}.{NAME}.")
+        elif isinstance(value, msgspec.Struct):
             yield from _rows(type(value), value, f"{at}{name}.")
         else:
             yield f"{at}{name}={_written(value)}", f"{text} [{_takes(hint)}]"

@@ -1,9 +1,8 @@
-"""Files -> documents, with an identity that is made of their content.
+"""Which files a corpus is made of, with an identity that is made of their content.
 
-Every regular file that looks like text is one document, byte for byte: a byte-order mark at its start is dropped,
-nothing else is changed, and bytes that are no UTF-8 stay as they are. Binary files and formats that are not read are
-passed over and counted where they are met, and refused where they are named. What cannot be read stops the run before
-its first step.
+Every regular file is read once for its digest; what the records in it are is another module's affair. Binary files of no
+known format are passed over and counted where they are met, and refused where they are named. What cannot be read stops
+the run before its first step.
 
 The identity is relative names, sizes and content digests. All content is read for it each time, since no time stamp
 proves that a file is unchanged; this runs at the speed of the hash, near 1 GB/s.
@@ -18,15 +17,15 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from lib.errors import DataError
-from lib.store.files import STDLIB, Found, find, refuse, shown
+from lib.store.files import STDLIB, Found, find, refuse, shown, stamp
+from lib.store.formats import SIDE_CAR, Kind, kind_of
+from lib.store.remote import open_binary
 
-__all__ = ["STDLIB", "Corpus", "Document", "Entry", "Progress", "differences", "documents", "identity_of", "scan"]
+__all__ = ["STDLIB", "Corpus", "Entry", "Progress", "differences", "identity_of", "scan"]
 
 # Called with bytes done and bytes in all.
 Progress = Callable[[int, int], None]
 
-# A format that is read leaves this list, and `documents` splits its files into their records.
-_NOT_READ = (".jsonl", ".gz", ".zst", ".parquet", ".arrow", ".npy", ".bin")
 _BOM = b"\xef\xbb\xbf"
 _HEAD = 8192  # a NUL among so many first bytes means that a file is binary, much as in git
 _PIECE = 1 << 20
@@ -52,42 +51,39 @@ class Corpus(NamedTuple):
     Attributes:
         entries: the files, in the order of their names' bytes.
         paths: where each of them is now; no part of the identity.
+        stamps: size, time and place of each before it was read, to notice a change until it is read again.
         skipped: how many files or folders were passed over, by cause.
-        text_bytes: bytes of text in all documents together.
+        size: bytes in all files together.
         identity: digest over all entries.
     """
 
     entries: tuple[Entry, ...]
     paths: tuple[str, ...]
+    stamps: tuple[tuple[int, ...], ...]
     skipped: Mapping[str, int]
-    text_bytes: int
+    size: int
     identity: str
-
-
-class Document(NamedTuple):
-    """One document, read piece by piece.
-
-    Attributes:
-        digest: digest of its text, which decides on which side of the held-out split it falls.
-        pieces: the text, to be read once, before the next document is asked for.
-    """
-
-    digest: bytes
-    pieces: Iterator[bytes]
 
 
 class _Read(NamedTuple):
     entry: Entry
     path: str
-    text_bytes: int
+    stamp: tuple[int, ...]
 
 
-def scan(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], progress: Progress | None = None) -> Corpus:
+def scan(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    progress: Progress | None = None,
+    *,
+    format: str = "auto",  # noqa: A002 - the name of the setting
+) -> Corpus:
     """Find the files and read each of them once for its digest.
 
     Args:
-        path: a file, a folder, a pattern, `stdlib:`, or a list of these; the order of a list does not matter.
+        path: a file, a folder, a pattern, `stdlib:`, an address (s3://...), or a list of these; the order of a list does
+            not matter.
         progress: told how far the reading is.
+        format: what the files are (`lib.store.record.FORMATS`); `auto` = by their names.
 
     Returns:
         The corpus; the same content under the same relative names has the same identity, wherever and whenever.
@@ -102,16 +98,17 @@ def scan(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], progre
     skipped: Counter[str] = Counter()
     found = find(items, skipped)
     tick = _ticker(sum(each.size for each in found), progress)
-    read = [one for each in found if (one := _read(each, skipped, tick))]
+    read = [one for each in found if (one := _read(each, kind_of(each.path, format), skipped, tick))]
     # Where the names in a list of folders meet, content decides on the order, never the absolute path.
     read.sort(key=lambda one: (one.entry.name.encode(), one.entry))
-    entries, text_bytes = tuple(one.entry for one in read), sum(one.text_bytes for one in read)
-    if not text_bytes:
+    entries = tuple(one.entry for one in read)
+    size = sum(entry.size for entry in entries)
+    if not size:
         causes = ", ".join(f"{cause}: {count}" for cause, count in sorted(skipped.items())) or "nothing in it"
-        why = f"all files are empty ({len(entries)})" if entries else f"no text file there ({causes})"
-        raise DataError(f"{', '.join(map(shown, items))}: {why}; set data.path to plain text")
-    paths = tuple(one.path for one in read)
-    return Corpus(entries, paths, dict(sorted(skipped.items())), text_bytes, identity_of(entries))
+        why = f"all files are empty ({len(entries)})" if entries else f"no file of text there ({causes})"
+        raise DataError(f"{', '.join(map(shown, items))}: {why}; set data.path to text")
+    paths, stamps = tuple(one.path for one in read), tuple(one.stamp for one in read)
+    return Corpus(entries, paths, stamps, dict(sorted(skipped.items())), size, identity_of(entries))
 
 
 def identity_of(entries: Sequence[Entry]) -> str:
@@ -139,16 +136,6 @@ def differences(old: Sequence[Entry], new: Sequence[Entry]) -> list[str]:
     return lines
 
 
-def documents(corpus: Corpus) -> Iterator[Document]:
-    """Read the documents in order, holding no more than a piece of one in memory.
-
-    Raises:
-        DataError: a file is not what it was when it was scanned.
-    """
-    for entry, path in zip(corpus.entries, corpus.paths, strict=True):
-        yield Document(bytes.fromhex(entry.digest), _as_scanned(entry, path))
-
-
 def _ticker(total: int, progress: Progress | None) -> Callable[[int], None]:
     done = 0
 
@@ -161,45 +148,28 @@ def _ticker(total: int, progress: Progress | None) -> Callable[[int], None]:
     return tick
 
 
-def _read(found: Found, skipped: Counter[str], tick: Callable[[int], None]) -> _Read | None:
+def _read(found: Found, kind: Kind, skipped: Counter[str], tick: Callable[[int], None]) -> _Read | None:
     """Read a file for its entry; none if it is passed over."""
-    suffix = next((suffix for suffix in _NOT_READ if found.path.lower().endswith(suffix)), None)
-    if suffix:
-        refuse(found, f"{suffix} is a format that is not read yet", "give plain text files", skipped)
+    if found.path.endswith(SIDE_CAR):
+        refuse(found, "describes a token file", "name the token file itself", skipped)
         return None
-    digest, size, text_bytes = blake2b(digest_size=16), 0, 0
+    digest, size, before = blake2b(digest_size=16), 0, stamp(found.path)
     for number, piece in enumerate(_pieces(found.path)):
-        nul = piece.find(b"\0", 0, _HEAD) if number == 0 else -1
+        nul = piece.find(b"\0", 0, _HEAD) if number == 0 and kind == ("text", "") else -1
         if nul >= 0:
             cause = "UTF-16, not UTF-8" if piece.startswith((b"\xff\xfe", b"\xfe\xff")) else "binary, not text"
             refuse(found, cause + f" (NUL at byte {nul})" * found.named, "save it as UTF-8 text", skipped)
             return None
-        text = _text(piece, number)
-        digest.update(text)
-        size, text_bytes = size + len(piece), text_bytes + len(text)
-        tick(len(piece))
-    return _Read(Entry(shown(found.name), size, digest.hexdigest()), found.path, text_bytes)
-
-
-def _as_scanned(entry: Entry, path: str) -> Iterator[bytes]:
-    digest, size = blake2b(digest_size=16), 0
-    for number, piece in enumerate(_pieces(path)):
-        text = _text(piece, number)
-        digest.update(text)
+        digest.update(piece[len(_BOM) :] if number == 0 and piece.startswith(_BOM) else piece)
         size += len(piece)
-        yield text
-    if (size, digest.hexdigest()) != (entry.size, entry.digest):
-        raise DataError(f"{shown(path)}: changed while it was being read; run again when nothing writes to it")
+        tick(len(piece))
+    return _Read(Entry(shown(found.name), size, digest.hexdigest()), found.path, before)
 
 
 def _pieces(path: str) -> Iterator[bytes]:
     try:
-        with open(path, "rb") as file:
+        with open_binary(path) as file:
             while piece := file.read(_PIECE):
                 yield piece
     except OSError as error:
         raise DataError(f"{shown(path)}: cannot be read ({error.strerror}); allow reading or remove it") from None
-
-
-def _text(piece: bytes, number: int) -> bytes:
-    return piece[len(_BOM) :] if number == 0 and piece.startswith(_BOM) else piece

@@ -17,8 +17,9 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from lib.errors import DataError
+from lib.store.remote import is_remote, list_remote
 
-__all__ = ["STDLIB", "Found", "find", "refuse", "shown"]
+__all__ = ["STDLIB", "Found", "find", "refuse", "shown", "stamp"]
 
 STDLIB = "stdlib:"
 
@@ -61,12 +62,18 @@ def find(items: Sequence[str], skipped: Counter[str]) -> list[Found]:
     Raises:
         DataError: a path or pattern means nothing, or something cannot be looked at.
     """
-    met: list[_Met] = []
+    met, found = list[_Met](), list[Found]()
     for item in items:
+        if is_remote(item):
+            found += [Found(*each) for each in list_remote(item, skipped)]
+            continue
         root, some = _meet(item, skipped)
         # Two folders of a list may hold the same names, so there the folder's own name goes first.
         met += [each if each.named or len(items) == 1 else each._replace(name=f"{root}/{each.name}") for each in some]
-    return _once(met, skipped)
+    once = {each.path: each for each in found}
+    if len(once) < len(found):
+        skipped["file met again"] += len(found) - len(once)
+    return [*_once(met, skipped), *once.values()]
 
 
 def refuse(found: Found, cause: str, fix: str, skipped: Counter[str]) -> None:
@@ -74,6 +81,17 @@ def refuse(found: Found, cause: str, fix: str, skipped: Counter[str]) -> None:
     if found.named:
         raise DataError(f"{shown(found.path)}: {cause}; {fix}")
     skipped[cause] += 1
+
+
+def stamp(path: str) -> tuple[int, ...]:
+    """What tells that a file was written to meanwhile; never what tells that it is the same."""
+    if is_remote(path):
+        return (list_remote(path, Counter())[0].size,)
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise DataError(f"{shown(path)}: cannot be read ({error.strerror}); allow reading or remove it") from None
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def shown(path: str) -> str:

@@ -1,7 +1,8 @@
 """One side of a token store, read where it lies: opening it reads the index, a row costs one system call.
 
 Ids are read by position (`pread`) rather than mapped: as quick, a file that has gone bad is an error instead of the
-end of the process, and memory does not fill with the pages of a corpus. All positions are int64.
+end of the process, and memory does not fill with the pages of a corpus. All positions are int64. A stream that is sent to
+another process is opened there anew.
 """
 
 from __future__ import annotations
@@ -13,63 +14,61 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lib.errors import DataError
+from lib.store.making import ids_dtype
 
-__all__ = ["CHUNK_IDS", "ID_BYTES", "Stream", "open_stream"]
+__all__ = ["CHUNK_IDS", "Stream", "open_stream"]
 
 CHUNK_IDS = 1 << 24  # 32 MiB: few files, and still cheap to copy, or to read whole with plain Zarr
-ID_BYTES = 2
 
 _OPEN_FILES = 64
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Documents laid end to end, each closed by its end mark.
+    """Documents laid end to end.
 
     Attributes:
         path: folder of this side.
         size: how many ids.
         documents: how many documents.
-        text_bytes: bytes of text in them.
         vocab: ids are in [0, vocab).
+        eos: the id that closes a document.
+        shared: documents begin with no mark of their own, so the end mark before one is what its first id is predicted
+            from.
         offsets: where each document begins, and last the size.
+        sizes: uint16 [vocab], bytes of text that each id stands for.
+        masked: whether some ids are not trained on.
     """
 
     path: Path
     size: int
     documents: int
-    text_bytes: int
     vocab: int
+    eos: int
+    shared: bool
+    masked: bool
     offsets: NDArray[np.int64] = field(repr=False, compare=False)
-    _open: Callable[[int], _File] = field(repr=False, compare=False)
+    sizes: NDArray[np.uint16] = field(repr=False, compare=False)
+    _open: Callable[[str, int], _File] = field(repr=False, compare=False)
 
-    def ids(self, start: int, stop: int) -> NDArray[np.uint16]:
+    def ids(self, start: int, stop: int) -> NDArray[np.integer]:
         """Read the ids at [start, stop).
 
         Raises:
             ValueError: the range leaves the stream.
             DataError: the store's files are gone or cut short.
         """
-        if not 0 <= start <= stop <= self.size:
-            raise ValueError(f"ids[{start}:{stop}] must lie in [0, {self.size})")
-        out = np.empty(stop - start, dtype="<u2")
-        view, at = out.view(np.uint8).data, start * ID_BYTES
-        while view:
-            chunk, inside = divmod(at, CHUNK_IDS * ID_BYTES)
-            part = view[: CHUNK_IDS * ID_BYTES - inside]
-            try:
-                got = os.preadv(self._open(chunk).fd, [part], inside)
-            except OSError as error:
-                raise self._damaged(chunk, str(error.strerror)) from None
-            if not got:
-                raise self._damaged(chunk, "cut short")
-            view, at = view[got:], at + got
-        return out
+        return self._read("ids", ids_dtype(self.vocab), start, stop)
+
+    def mask(self, start: int, stop: int) -> NDArray[np.bool_] | None:
+        """Read whether the ids at [start, stop) are trained on; none = all of them are."""
+        return self._read("mask", np.dtype(np.bool_), start, stop) if self.masked else None
 
     def document(self, position: int) -> int:
         """Give the number of the document that the id at this position belongs to."""
@@ -77,8 +76,38 @@ class Stream:
             raise ValueError(f"position={position} must be in [0, {self.size})")
         return int(np.searchsorted(self.offsets, position, side="right")) - 1
 
-    def _damaged(self, chunk: int, why: str) -> DataError:
-        return DataError(f"{self.path}/ids/c/{chunk}: {why}; run again to have the token store built anew")
+    def origin(self, document: int) -> tuple[str, int, str]:
+        """Say where a document comes from: its file's name, the line or row there (0 = the whole file), its own name."""
+        number, line = (int(part) for part in _index(self.path / "origin", "<i8")[2 * document : 2 * document + 2])
+        names = json.loads((self.path.parent / "files.json").read_bytes())
+        own = b""
+        if (self.path / "names").is_dir():
+            ends = _index(self.path / "name_ends", "<i8")
+            own = _index(self.path / "names", "u1")[ends[document - 1] if document else 0 : ends[document]].tobytes()
+        return str(names[number][0]), line, own.decode("utf-8", "replace")
+
+    def _read(self, array: str, dtype: np.dtype[Any], start: int, stop: int) -> NDArray[Any]:
+        if not 0 <= start <= stop <= self.size:
+            raise ValueError(f"{array}[{start}:{stop}] must lie in [0, {self.size})")
+        out = np.empty(stop - start, dtype=dtype)
+        view, at, chunk_bytes = out.view(np.uint8).data, start * dtype.itemsize, CHUNK_IDS * dtype.itemsize
+        while view:
+            chunk, inside = divmod(at, chunk_bytes)
+            part = view[: chunk_bytes - inside]
+            try:
+                got = os.preadv(self._open(array, chunk).fd, [part], inside)
+            except OSError as error:
+                raise self._damaged(array, chunk, str(error.strerror)) from None
+            if not got:
+                raise self._damaged(array, chunk, "cut short")
+            view, at = view[got:], at + got
+        return out
+
+    def _damaged(self, array: str, chunk: int, why: str) -> DataError:
+        return DataError(f"{self.path}/{array}/c/{chunk}: {why}; run again to have the token store built anew")
+
+    def __reduce__(self) -> tuple[Callable[[Path], Stream], tuple[Path]]:
+        return open_stream, (self.path,)
 
 
 class _File:
@@ -92,25 +121,41 @@ class _File:
             os.close(self.fd)
 
 
-def open_stream(folder: Path, vocab: int) -> Stream:
+def open_stream(folder: Path) -> Stream:
     """Open one side of a store.
 
     Raises:
         OSError, ValueError, KeyError: it is not there, or not what a store is made of.
     """
+    store = json.loads((folder.parent / "zarr.json").read_bytes())["attributes"]
     facts = json.loads((folder / "zarr.json").read_bytes())["attributes"]
-    with open(folder / "offsets" / "c" / "0", "rb") as file:
-        offsets = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype="<i8")
+    offsets = _index(folder / "offsets", "<i8")
     if offsets[0] != 0 or offsets[-1] != facts["tokens"] or len(offsets) != facts["documents"] + 1:
         raise ValueError(
             f"{folder.name}/offsets must lead from 0 to {facts['tokens']} in {facts['documents']} documents"
         )
+    tokenizer = store["tokenizer"]
+    sizes = np.fromfile(folder.parent / "sizes" / "c" / "0", dtype="<u2")
+    if len(sizes) != tokenizer["vocab"]:
+        raise ValueError(f"sizes has {len(sizes)} ids, must have {tokenizer['vocab']}")
     return Stream(
         path=folder,
         size=facts["tokens"],
         documents=facts["documents"],
-        text_bytes=facts["text_bytes"],
-        vocab=vocab,
+        vocab=tokenizer["vocab"],
+        eos=tokenizer["eos"],
+        shared=store["add_eos"] and not store["add_bos"],
+        masked=(folder / "mask").is_dir(),
         offsets=offsets,
-        _open=functools.lru_cache(_OPEN_FILES)(lambda chunk: _File(folder / "ids" / "c" / str(chunk))),
+        sizes=sizes,
+        _open=functools.lru_cache(_OPEN_FILES)(lambda array, chunk: _File(folder / array / "c" / str(chunk))),
     )
+
+
+def _index(folder: Path, dtype: str) -> NDArray[Any]:
+    """Map an array of the index; nothing of it is read yet."""
+    path = folder / "c" / "0"
+    if not path.exists() or not path.stat().st_size:
+        return np.empty(0, dtype=dtype)
+    with open(path, "rb") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=dtype)

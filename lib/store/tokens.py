@@ -1,14 +1,16 @@
 """Documents -> the token store, a Zarr group that is built once for a corpus and the options that shape it.
 
-    <cache>/<key>/  train/ids  train/offsets  heldout/ids  heldout/offsets  COMMIT
+    <cache>/<key>/  train/{ids,offsets,origin}  heldout/{ids,offsets,origin}  sizes  files.json  COMMIT
 
-`ids` is uint16, uncompressed; `offsets` int64, where each document begins and last the number of ids; an end mark
-belongs to the document before it. The key is a digest of the corpus' identity, the tokenizer, the split and this
-layout: edited text never meets old ids, while moved folders and new time stamps build nothing.
+`ids` is uint16 or uint32, uncompressed, with `mask` beside it where some are not trained on; `offsets` int64, where each
+document begins and last the number of ids; a document's marks belong to it. The key is a digest of the corpus' identity,
+the tokenizer, the split, how files are read and this layout: edited text, reordered options or another tokenizer never
+meet old ids, while moved folders and new time stamps build nothing.
 
-A store is written into a temporary folder, synced, closed with COMMIT and renamed: under its name it is whole or not
-there. Two processes may build the same one; the slower takes what the quicker has built. What a killed one leaves
-behind is swept away by the next build.
+A store is built in parts beside its place, by as many processes as there are; a part that is finished outlives whoever
+built it, so a build that was killed goes on where it was. Then it is put together in a temporary folder, synced,
+closed with COMMIT and renamed: under its name it is whole or not there. Of two processes that want the same store one
+builds and the other waits.
 """
 
 from __future__ import annotations
@@ -17,24 +19,28 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lib.data.bytes import BYTES
 from lib.data.split import resolve
 from lib.data.tokenizer import Tokenizer
 from lib.errors import DataError
-from lib.store.build import COMMIT, SIDES, state_of, write_store
-from lib.store.corpus import Corpus, Entry, Progress
+from lib.store.build import COMMIT, SIDES, Split, assemble, state_of, whole
+from lib.store.corpus import Corpus, Progress
 from lib.store.disk import discard, sweep, sync, temporary
-from lib.store.stream import ID_BYTES, Stream, open_stream
+from lib.store.making import Making, ids_dtype
+from lib.store.parts import Job, part_path, parts_of, read_part, write_part
+from lib.store.stream import Stream, open_stream
 
-__all__ = ["Stream", "TokenStore", "key_of", "prepare", "summary"]
+__all__ = ["Split", "Stream", "TokenStore", "key_of", "prepare", "summary"]
 
-FORMAT = 1
+FORMAT = 2
+
+# Does the jobs, in any order, and gives back what each returns as it is done: the builtin `map`, or a pool's.
+Doing = Callable[[Callable[[Job], int], Iterable[Job]], Iterable[int]]
 
 
 class TokenStore(NamedTuple):
@@ -43,14 +49,13 @@ class TokenStore(NamedTuple):
     Attributes:
         path: folder of the store.
         train: what is trained on.
-        heldout: what is kept from training; no documents when `holdout` is 0.
+        heldout: what is kept from training; no documents when nothing is held out.
         tokenizer: what the ids mean.
         how: `document` or `tail`, as resolved.
         holdout: share held out.
         identity: digest of the corpus.
-        entries: the corpus' files.
-        skipped: what the scan passed over, by cause.
-        counts: documents, empty, duplicates, text_bytes, tokens of the corpus.
+        counts: files, documents, empty, duplicates, text_bytes, counted_bytes (that the ids stand for), tokens of the
+            corpus, and skipped by cause.
         notes: lines for the log: what was built anew and why.
     """
 
@@ -61,60 +66,72 @@ class TokenStore(NamedTuple):
     how: str
     holdout: float
     identity: str
-    entries: tuple[Entry, ...]
-    skipped: Mapping[str, int]
-    counts: Mapping[str, int]
+    counts: Mapping[str, Any]
     notes: tuple[str, ...]
 
 
-def prepare(corpus: Corpus, *, holdout: float, how: str, cache: Path, progress: Progress | None = None) -> TokenStore:
+def prepare(
+    corpus: Corpus,
+    making: Making,
+    split: Split,
+    *,
+    cache: Path,
+    doing: Doing = map,
+    progress: Progress | None = None,
+) -> TokenStore:
     """Open the token store of a corpus, building it first where there is none or where it is damaged.
 
     Args:
         corpus: the scanned files.
-        holdout: share held out, in [0, 1).
-        how: `document`, `tail`, or `auto`.
+        making: how files become ids.
+        split: what is held out.
         cache: folder of all token stores.
+        doing: does the jobs, maybe in other processes.
         progress: told how far the building is.
 
     Returns:
         The store, the same whoever built it.
 
     Raises:
-        ValueError: the split is not one.
-        DataError: a side is left without text, a file changed since the scan, or the cache cannot be written.
+        ValueError: the split, the tokenizer or its marks are none.
+        DataError: a record is bad, a side is left without text, a file changed, or the cache cannot be written.
     """
-    how = resolve(how, documents=len(corpus.entries), share=holdout)
-    final = cache / key_of(corpus, holdout=holdout, how=how)
-    wrong, notes = _damage(final), []
-    if wrong is not None:
-        if os.path.lexists(final):
+    tokenizer = making.coder().tokenizer
+    if making.add_bos and tokenizer.bos is None:
+        raise ValueError(
+            f"data.add_bos=true: data.tokenizer={making.tokenizer} has no begin mark; set data.bos_token or drop add_bos"
+        )
+    resolve(split.how, documents=0, share=split.holdout)  # a word that is none is found before anything is read
+    key = key_of(corpus, making, tokenizer)
+    final = _final(cache, key, split, _counted(cache, key))
+    wrong, notes = "not there" if final is None else _damage(final), []
+    if wrong is not None or final is None:
+        if final is not None and os.path.lexists(final):
             notes.append(f"{final}: {wrong}; built anew")
         try:
-            _build(final, corpus, holdout=holdout, how=how, progress=progress)
+            final = _build(cache, key, corpus, making, tokenizer, split, doing, progress)
         except OSError as error:
             why = f"cannot be written ({error.strerror or error})"
             raise DataError(f"{cache}: {why}; set data.cache to a folder with room") from None
-    train, heldout = (open_stream(final / side, BYTES.vocab) for side in SIDES)
+    train, heldout = (open_stream(final / side) for side in SIDES)
+    about = json.loads((final / "zarr.json").read_bytes())["attributes"]
     return TokenStore(
         path=final,
         train=train,
         heldout=heldout,
-        tokenizer=BYTES,
-        how=how,
-        holdout=holdout,
+        tokenizer=tokenizer,
+        how=about["holdout_by"],
+        holdout=split.holdout,
         identity=corpus.identity,
-        entries=corpus.entries,
-        skipped=corpus.skipped,
-        counts=json.loads((final / "zarr.json").read_bytes())["attributes"]["counts"],
+        counts=about["counts"],
         notes=tuple(notes),
     )
 
 
-def key_of(corpus: Corpus, *, holdout: float, how: str) -> str:
-    """Name the store of a corpus: a digest of everything that shapes its ids."""
-    parts = [FORMAT, corpus.identity, *BYTES, float(holdout), how]
-    return blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+def key_of(corpus: Corpus, making: Making, tokenizer: Tokenizer) -> str:
+    """Name a corpus as ids: a digest of everything that shapes them but the split."""
+    parts = [FORMAT, corpus.identity, tokenizer, _options(making)]
+    return blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def summary(store: TokenStore) -> str:
@@ -123,40 +140,99 @@ def summary(store: TokenStore) -> str:
     sides = f"{store.train.documents} train, {store.heldout.documents} held out by {store.how}"
     line = f"{counts['documents']} documents ({sides}), {counts['text_bytes']} bytes, {counts['tokens']} ids"
     extra = {name: counts[name] for name in ("empty", "duplicates")}
-    extra |= {f"skipped, {cause}": count for cause, count in store.skipped.items()}
+    extra |= {f"skipped, {cause}": count for cause, count in counts["skipped"].items()}
     return "; ".join([line, *(f"{name}: {count}" for name, count in extra.items() if count)])
 
 
-def _build(final: Path, corpus: Corpus, *, holdout: float, how: str, progress: Progress | None) -> None:
-    cache = final.parent
-    cache.mkdir(parents=True, exist_ok=True)
-    need = ID_BYTES * (corpus.text_bytes + len(corpus.entries)) + 8 * len(corpus.entries)
-    if (free := shutil.disk_usage(cache).free) < need:
-        have = f"{cache}: {free} bytes are free, the token store needs {need}"
-        raise DataError(f"{have}; set data.cache to a folder with room")
-    attributes: dict[str, Any] = {
+def _options(making: Making) -> dict[str, Any]:
+    """All choices but the tokenizer's words, of which its identity is kept instead."""
+    options = making._asdict() | {"reading": making.reading._asdict()}
+    for name in ("tokenizer", "eos_token", "bos_token"):
+        del options[name]
+    options["template"] = None if making.template is None else making.template._asdict()
+    return options
+
+
+def _final(cache: Path, key: str, split: Split, documents: int | None) -> Path | None:
+    """Where the store of a split lies; none = that depends on how many documents there are, which nobody knows yet."""
+    if split.how == "auto" and documents is None:
+        return None
+    how = resolve(split.how, documents=documents or 0, share=split.holdout)
+    word = json.dumps([key, float(split.holdout), how]).encode()
+    return cache / blake2b(word, digest_size=16).hexdigest()
+
+
+def _counted(cache: Path, key: str) -> int | None:
+    """How many documents a corpus has, if it was built before with any split."""
+    try:
+        return int((cache / f"{key}.documents").read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _build(
+    cache: Path,
+    key: str,
+    corpus: Corpus,
+    making: Making,
+    tokenizer: Tokenizer,
+    split: Split,
+    doing: Doing,
+    progress: Progress | None,
+) -> Path:
+    building = cache / f".building-{key}"
+    building.mkdir(parents=True, exist_ok=True)
+    about: dict[str, Any] = {
         "format": FORMAT,
-        "tokenizer": BYTES._asdict(),
+        "tokenizer": tokenizer._asdict(),
         "identity": corpus.identity,
-        "document": "file",
-        "holdout": holdout,
-        "holdout_by": how,
-        "skipped": dict(corpus.skipped),
-        "entries": [list(entry) for entry in corpus.entries],
+        "holdout": split.holdout,
+        **_options(making),
     }
-    with ExitStack() as stack:
+    with _alone(building):
+        final = _final(cache, key, split, _counted(cache, key))
+        if final is not None and _damage(final) is None:  # who was here before has built it
+            shutil.rmtree(building, ignore_errors=True)
+            return final
+        _check_room(cache, corpus, tokenizer)
         with _alone(cache):
             sweep(cache)
-            folder = stack.enter_context(temporary(cache)) / final.name
-        write_store(folder, corpus, holdout=holdout, how=how, attributes=attributes, progress=progress)
-        with _alone(cache):
-            _publish(folder, final)
+        sweep(building)
+        parts = parts_of(corpus, making.reading)
+        jobs = [Job(str(building), part, making) for part in parts]
+        missing = [job for job in jobs if read_part(part_path(building, job.part.number)) is None]
+        done = sum(part.size for part in parts) - sum(job.part.size for job in missing)
+        for size in doing(write_part, missing):
+            done += size
+            if progress:
+                progress(done, corpus.size)
+        documents = sum(part.documents for part in whole(building, len(parts)))
+        final = _final(cache, key, split, documents)
+        assert final is not None
+        with temporary(cache) as fresh:
+            (fresh / "documents").write_bytes(b"%d" % documents)
+            os.rename(fresh / "documents", cache / f"{key}.documents")
+            folder = fresh / final.name
+            folder.mkdir()
+            assemble(building, len(parts), folder, corpus=corpus, making=making, split=split, about=about)
+            with _alone(cache):
+                _publish(folder, final)
+        shutil.rmtree(building, ignore_errors=True)
+    return final
+
+
+def _check_room(cache: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
+    # In parts and put together; compressed files are larger than they look, which nobody knows before they are read.
+    need = 2 * ids_dtype(tokenizer.vocab).itemsize * corpus.size
+    if (free := shutil.disk_usage(cache).free) < need:
+        have = f"{cache}: {free} bytes are free, the token store needs about {need}"
+        raise DataError(f"{have}; set data.cache to a folder with room")
 
 
 @contextmanager
-def _alone(cache: Path) -> Iterator[None]:
-    """Let one process at a time give and take names in the cache; what a process holds when it dies is free again."""
-    lock = os.open(cache, os.O_RDONLY | os.O_DIRECTORY)
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time work in a folder; what a process holds when it dies is free again."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):  # some network disks have no locks; there renaming alone keeps stores whole
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -185,7 +261,7 @@ def _damage(folder: Path) -> str | None:
         if found != wanted:
             return "its files are not those that were written"
         for side in SIDES:
-            open_stream(folder / side, BYTES.vocab)
+            open_stream(folder / side)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"cannot be opened ({' '.join(str(error).split())})"
     return None

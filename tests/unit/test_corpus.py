@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from lib.data.bytes import decode
 from lib.errors import DataError
-from lib.store.corpus import Corpus, Entry, differences, documents, identity_of, scan
+from lib.store.corpus import Corpus, Entry, differences, identity_of, scan
+from lib.store.making import Making
+from lib.store.tokens import Split, prepare
 from tests.unit.test_files import nobody
 
 
@@ -23,7 +28,10 @@ def lay(root: Path, files: dict[str, bytes]) -> Path:
 
 
 def texts(corpus: Corpus) -> list[bytes]:
-    return [b"".join(document.pieces) for document in documents(corpus)]
+    """The documents of plain files, as a store holds them."""
+    with tempfile.TemporaryDirectory() as cache:
+        side = prepare(corpus, Making(), Split(0.0, "tail"), cache=Path(cache)).train
+        return [decode(side.ids(a, b)) for a, b in pairwise(side.offsets.tolist())]
 
 
 def refused(path: Path, message: str) -> None:
@@ -51,7 +59,6 @@ def test_a_byte_order_mark_is_dropped_once_at_the_start_of_a_file(tmp_path: Path
     mark = b"\xef\xbb\xbf"
     corpus = scan(lay(tmp_path, {"a.txt": mark + b"a", "b.txt": mark + mark + b"b", "c.txt": mark}))
     assert texts(corpus) == [b"a", mark + b"b", b""]
-    assert corpus.text_bytes == 5
     assert [entry.size for entry in corpus.entries] == [4, 7, 3]
 
 
@@ -72,15 +79,15 @@ def test_a_file_longer_than_a_piece_is_one_document(tmp_path: Path) -> None:
 def test_empty_files_are_documents_but_not_all_of_them(tmp_path: Path) -> None:
     assert texts(scan(lay(tmp_path, {"a": b"", "b": b"text"}))) == [b"", b"text"]
     (tmp_path / "b").write_bytes(b"")
-    refused(tmp_path, f"{tmp_path}: all files are empty (2); set data.path to plain text")
+    refused(tmp_path, f"{tmp_path}: all files are empty (2); set data.path to text")
 
 
 def test_nothing_to_read_is_refused_with_the_causes(tmp_path: Path) -> None:
-    refused(tmp_path, f"{tmp_path}: no text file there (nothing in it); set data.path to plain text")
+    refused(tmp_path, f"{tmp_path}: no file of text there (nothing in it); set data.path to text")
     lay(tmp_path, {".x": b"x", "y~": b"y", "z.jsonl": b"{}", "b": b"\0"})
     causes = ".jsonl is a format that is not read yet: 1, binary, not text: 1, hidden: 1, "
     causes += "leftover of an editor or a download: 1"
-    refused(tmp_path, f"{tmp_path}: no text file there ({causes}); set data.path to plain text")
+    refused(tmp_path, f"{tmp_path}: no file of text there ({causes}); set data.path to text")
 
 
 @pytest.mark.parametrize("path", ["", [], ["a", ""]])

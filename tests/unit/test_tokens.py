@@ -12,6 +12,7 @@ import time
 import tracemalloc
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +25,10 @@ from lib.data.shuffle import restore
 from lib.data.split import held_out
 from lib.errors import DataError
 from lib.store import build, stream, tokens
-from lib.store.corpus import scan
+from lib.store.corpus import Corpus, scan
+from lib.store.making import Making
 from lib.store.stream import Stream, open_stream
-from lib.store.tokens import TokenStore, prepare, summary
+from lib.store.tokens import Split, TokenStore, prepare, summary
 
 ROOT = Path(__file__).parents[2]
 SHAKESPEARE = b"First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n\n"
@@ -37,7 +39,16 @@ def ready(tmp_path: Path, files: dict[str, bytes], *, holdout: float = 0.0, how:
         path = tmp_path / "text" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text)
-    return prepare(scan(tmp_path / "text"), holdout=holdout, how=how, cache=tmp_path / "cache")
+    return made(scan(tmp_path / "text"), tmp_path / "cache", holdout=holdout, how=how)
+
+
+def made(corpus: Corpus, cache: Path, *, holdout: float = 0.0, how: str = "tail", **options: Any) -> TokenStore:
+    return prepare(corpus, Making(**options.pop("making", {})), Split(holdout, how), cache=cache, **options)
+
+
+def stores(cache: Path) -> list[str]:
+    """The names of the stores in a cache; beside them it keeps how many documents there were."""
+    return [name for name in os.listdir(cache) if not name.endswith(".documents")]
 
 
 def every(side: Stream) -> list[int]:
@@ -185,7 +196,7 @@ def test_a_side_without_text_is_refused(
 ) -> None:
     with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
         ready(tmp_path, files, holdout=holdout, how=how)
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert stores(tmp_path / "cache") == []
 
 
 # Building it once -----------------------------------------------------------------------------------------------------
@@ -196,7 +207,7 @@ def test_the_same_text_is_never_built_twice(tmp_path: Path) -> None:
     before = (first.path.stat().st_ino, contents(first.path))
     shutil.move(tmp_path / "text", tmp_path / "moved")
     os.utime(tmp_path / "moved" / "1", (5, 5))
-    again = prepare(scan(tmp_path / "moved"), holdout=0.0, how="tail", cache=tmp_path / "cache")
+    again = made(scan(tmp_path / "moved"), tmp_path / "cache", holdout=0.0, how="tail")
     assert (again.path.stat().st_ino, contents(again.path)) == before
     assert again.notes == ()
     assert every(again.train) == every(first.train)
@@ -217,7 +228,7 @@ def test_every_option_that_shapes_the_ids_has_a_store_of_its_own(tmp_path: Path)
 
 def test_a_store_has_the_same_bits_whoever_builds_it(tmp_path: Path) -> None:
     one = ready(tmp_path, {"1": b"abc", "2": b"def"}, holdout=0.4)
-    other = prepare(scan(tmp_path / "text"), holdout=0.4, how="auto", cache=tmp_path / "other")
+    other = made(scan(tmp_path / "text"), tmp_path / "other", holdout=0.4, how="auto")
     assert one.path.name == other.path.name
     assert contents(one.path) == contents(other.path)
 
@@ -229,13 +240,13 @@ def test_of_two_builders_the_slower_takes_what_the_quicker_built(tmp_path: Path)
     def while_the_slower_builds(done: int, total: int) -> None:
         if not quick:
             quick.append(None)
-            quick[0] = prepare(corpus, holdout=0.0, how="tail", cache=tmp_path / "cache")
+            quick[0] = made(corpus, tmp_path / "cache", holdout=0.0, how="tail")
             quick.append(quick[0].path.stat().st_ino)
 
-    slow = prepare(corpus, holdout=0.0, how="tail", cache=tmp_path / "cache", progress=while_the_slower_builds)
+    slow = made(corpus, tmp_path / "cache", holdout=0.0, how="tail", progress=while_the_slower_builds)
     assert slow.path.stat().st_ino == quick[1]
     assert every(slow.train) == every(quick[0].train)
-    assert os.listdir(tmp_path / "cache") == [slow.path.name]
+    assert stores(tmp_path / "cache") == [slow.path.name]
 
 
 def test_a_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -245,25 +256,25 @@ def test_a_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
     path.write_bytes(b"some tixt")
     message = f"{path}: changed while it was being read; run again when nothing writes to it"
     with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
-        prepare(corpus, holdout=0.0, how="tail", cache=tmp_path / "cache")
-    assert os.listdir(tmp_path / "cache") == []
+        made(corpus, tmp_path / "cache", holdout=0.0, how="tail")
+    assert stores(tmp_path / "cache") == []
 
 
 def test_a_killed_build_leaves_a_temporary_that_the_next_one_sweeps_away(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"some text" * 300000)
     code = (
-        "import os, signal, sys; from pathlib import Path; from lib.store.corpus import scan\n"
-        "from lib.store.tokens import prepare\n"
+        "import os, signal, sys; from pathlib import Path; from lib.store.corpus import Corpus, scan\n"
+        "from lib.store.making import Making; from lib.store.tokens import Split, prepare\n"
         "kill = lambda done, total: done > 2**21 and os.kill(os.getpid(), signal.SIGKILL)\n"
-        "prepare(scan(sys.argv[1]), holdout=0.0, how='tail', cache=Path(sys.argv[2]), progress=kill)"
+        "prepare(scan(sys.argv[1]), Making(), Split(0.0, 'tail'), cache=Path(sys.argv[2]), progress=kill)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "x"), str(tmp_path / "cache")]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == -9
-    (left,) = os.listdir(tmp_path / "cache")
+    (left,) = stores(tmp_path / "cache")
     assert left.startswith(".")
-    store = prepare(scan(tmp_path / "x"), holdout=0.0, how="tail", cache=tmp_path / "cache")
+    store = made(scan(tmp_path / "x"), tmp_path / "cache", holdout=0.0, how="tail")
     assert store.notes == ()
-    assert os.listdir(tmp_path / "cache") == [store.path.name]
+    assert stores(tmp_path / "cache") == [store.path.name]
     assert documents(store.train) == [b"some text" * 300000]
 
 
@@ -284,7 +295,7 @@ def test_whatever_is_missing_cut_or_longer_is_built_anew_and_said(tmp_path: Path
         assert note.startswith(f"{store.path}: ")
         assert note.endswith("; built anew")
         assert contents(store.path) == whole
-        assert os.listdir(tmp_path / "cache") == [store.path.name]
+        assert stores(tmp_path / "cache") == [store.path.name]
 
 
 def test_the_note_names_the_file(tmp_path: Path) -> None:
@@ -316,7 +327,7 @@ def test_an_index_that_does_not_fit_its_side_is_refused(tmp_path: Path, offsets:
     store = ready(tmp_path, {"1": b"abc", "2": b"def"})
     (store.path / "train/offsets/c/0").write_bytes(np.array(offsets, "<i8").tobytes())
     with pytest.raises(ValueError, match=r"^train/offsets must lead from 0 to 8 in 2 documents$"):
-        open_stream(store.path / "train", 260)
+        open_stream(store.path / "train")
 
 
 def test_a_store_that_goes_bad_while_it_is_read_is_an_error_with_the_file(tmp_path: Path, small_chunks: None) -> None:
@@ -341,7 +352,7 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     cache = tmp_path / "file" / "cache"
     message = f"{cache}: cannot be written (Not a directory); set data.cache to a folder with room"
     with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
-        prepare(scan(tmp_path / "x"), holdout=0.0, how="tail", cache=cache)
+        made(scan(tmp_path / "x"), cache, holdout=0.0, how="tail")
 
 
 def test_too_little_room_is_seen_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,7 +361,7 @@ def test_too_little_room_is_seen_before_anything_is_written(tmp_path: Path, monk
     cache = tmp_path / "cache"
     message = f"{cache}: 17 bytes are free, the token store needs 18; set data.cache to a folder with room"
     with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
-        prepare(scan(tmp_path / "x"), holdout=0.0, how="tail", cache=cache)
+        made(scan(tmp_path / "x"), cache, holdout=0.0, how="tail")
 
 
 def test_a_store_in_a_folder_that_is_read_only_is_opened(tmp_path: Path) -> None:
@@ -401,7 +412,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
             for _ in range(megabytes):
                 file.write(SHAKESPEARE[:50] * 20_000)
         tracemalloc.start()
-        store = prepare(scan(tmp_path / "x"), holdout=0.1, how="tail", cache=tmp_path / "cache")
+        store = made(scan(tmp_path / "x"), tmp_path / "cache", holdout=0.1, how="tail")
         for at in range(0, store.train.size - 1000, 100_003):
             store.train.ids(at, at + 1000)
         size = tracemalloc.get_traced_memory()[1]
@@ -428,7 +439,7 @@ def test_opening_reads_the_index_alone_and_a_row_takes_microseconds(tmp_path: Pa
 
 
 def test_the_standard_library_is_a_store_of_text(tmp_path: Path) -> None:
-    store = prepare(scan("stdlib:"), holdout=0.01, how="auto", cache=tmp_path)
+    store = made(scan("stdlib:"), tmp_path, holdout=0.01, how="auto")
     assert store.how == "document"
     assert store.counts["tokens"] == store.counts["text_bytes"] + store.counts["documents"]
     assert store.train.size + store.heldout.size == store.counts["tokens"]

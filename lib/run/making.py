@@ -1,0 +1,73 @@
+"""From the settings of a source to the way its files become ids, and to the words that a recipe keeps of it."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from pathlib import Path
+
+from lib.config import Config, Data, Source, sources_of
+from lib.data.chat import TEMPLATES, Template, template_of
+from lib.settings import parse_text
+from lib.store.making import Making
+from lib.store.record import Reading
+
+__all__ = ["making_of", "reading_words"]
+
+_OPTIONS = ("format", "split", "text_key", "id_key", "dtype", "template", "train_on")
+
+
+def making_of(data: Data, source: Source) -> Making:
+    """How the files of a source become ids.
+
+    Raises:
+        ValueError: its template is none.
+    """
+    template = None if source.template is None else _template(source.template)
+    return Making(
+        reading=Reading(
+            format=source.format or "auto",
+            split=source.split or "file",
+            text_key=source.text_key or "text",
+            id_key=source.id_key,
+            dtype=source.dtype,
+            chat=template is not None,
+            errors=data.errors,
+        ),
+        tokenizer=data.tokenizer,
+        eos_token=data.eos_token,
+        bos_token=data.bos_token,
+        add_bos=data.add_bos,
+        add_eos=data.add_eos,
+        template=template,
+        train_on=source.train_on or "assistant",
+    )
+
+
+def reading_words(config: Config) -> dict[str, str]:
+    """For each source: how its files become ids, where it is not the default; what must stay as it is in a run."""
+    usual = sources_of(Data())["text"]
+    words = {}
+    marks = {key: getattr(config.data, key) for key in ("add_bos", "add_eos", "errors")}
+    for name, source in sources_of(config.data).items():
+        some = [f"{key}={_shown(key, source)}" for key in _OPTIONS if getattr(source, key) != getattr(usual, key)]
+        some += [f"{key}={str(value).lower()}" for key, value in marks.items() if value != getattr(Data(), key)]
+        words[name] = " ".join(some)
+    return words
+
+
+def _shown(key: str, source: Source) -> str:
+    value = getattr(source, key)
+    if key == "template" and value not in TEMPLATES:  # a file may be moved, not changed
+        return blake2b(repr(_template(value)).encode(), digest_size=8).hexdigest()
+    return str(value)
+
+
+def _template(name: str) -> Template:
+    if name in TEMPLATES:
+        return TEMPLATES[name]
+    path = Path(name)
+    if not path.is_file():
+        raise ValueError(
+            f"data.template={name} must be one of {', '.join(TEMPLATES)}, or a .toml file of role = [prefix, suffix]"
+        )
+    return template_of(parse_text(path.read_text(encoding="utf-8"), path.suffix, str(path)))

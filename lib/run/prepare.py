@@ -1,0 +1,66 @@
+"""The verb `prepare`: all text read and turned into ids, and what was read and what was not, source by source."""
+
+from __future__ import annotations
+
+from lib.config import DataIdentity, recipe_of, run_steps
+from lib.data.mix import passes
+from lib.data.plan import rows_before
+from lib.data.source import Source, extent
+from lib.run.launch import Launch
+from lib.run.progress import Progress
+from lib.run.reading import Text, find_text, open_text, plan_of
+from lib.run.signals import Signals
+from lib.store.tokens import TokenStore
+
+__all__ = ["prepare_verb"]
+
+
+def prepare_verb(told: Launch, voice: Progress, signals: Signals) -> int:
+    """Build the token stores of a config, where they are not there yet.
+
+    Raises:
+        ValueError: the tokenizer, a template or a weight is none.
+        DataError: a record is bad, or a store cannot be written.
+    """
+    with signals.at_once():
+        config = told.config
+        found = find_text(config, voice)
+        recipe = recipe_of(config, DataIdentity(holdout=config.data.holdout))
+        text = open_text(found, config, recipe, voice, how=config.data.holdout_by)
+        for name, store in text.stores.items():
+            voice.say(_described(name, store))
+        plan = plan_of(recipe)
+        rows = rows_before(plan, run_steps(config))
+        read = passes(text.sources, plan, rows, config.run.seed)
+        for source in text.sources:
+            voice.say(_planned(source, text, plan.length, float(read[source.name]), run_steps(config)))
+    return 0
+
+
+def _described(name: str, store: TokenStore) -> str:
+    counts = store.counts
+    lines = [f"{name}: {store.path}"]
+    lines += [f"  {counts[key]:>15,} {key.replace('_', ' ')}" for key in ("files", "documents", "text_bytes", "tokens")]
+    for key, what in (("empty", "empty documents"), ("duplicates", "documents that were there before")):
+        if counts[key]:
+            lines.append(f"  {counts[key]:>15,} {what}")
+    lines += [f"  {count:>15,} {cause}" for cause, count in counts["skipped"].items()]
+    if counts["counted_bytes"] != counts["text_bytes"]:
+        lines.append(
+            f"  {counts['counted_bytes']:>15,} bytes that the ids stand for: this tokenizer changes its text, so bits per "
+            f"byte are of what it makes of it"
+        )
+    lines.append(
+        f"  {store.train.documents:>15,} documents to train on, {store.heldout.documents:,} held out (by {store.how})"
+    )
+    return "\n".join(lines)
+
+
+def _planned(source: Source, text: Text, length: int, read: float, steps: int) -> str:
+    size, step = extent(source, length)
+    rows = size // step
+    line = f"{source.name}: {rows:,} rows of {length} a pass; {steps} updates read it {read:.3g} times"
+    if source.rows is not None:
+        targets = int(source.rows.pieces[:, 1].sum())
+        line += f"; padding {1 - targets / (rows * length):.2%}"
+    return line

@@ -1,0 +1,86 @@
+"""Rows as a person reads them: the next ones of a run, or the first ones of a config, document by document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lib.config import DataIdentity, recipe_of
+from lib.data.arrays import arrays_at
+from lib.data.batch import cursor_of
+from lib.data.rows import Cursor
+from lib.run.launch import Launch
+from lib.run.newest import newest_state
+from lib.run.progress import Progress
+from lib.run.reading import Text, check_same, find_text, open_text, plan_of
+from lib.store.coders import Coder
+from lib.store.folder import newest
+
+__all__ = ["shown_rows"]
+
+_SHOWN = 400  # characters of a document
+
+
+def shown_rows(told: Launch, voice: Progress) -> str:
+    """Write the next rows: which are trained on, where their documents begin, what stands in them.
+
+    Raises:
+        ValueError: the run has another recipe.
+        DataError: there is no text, or other than the run's.
+        CheckpointError: the newest checkpoint is damaged.
+    """
+    config, step, cursor, seed = told.config, 0, None, told.config.run.seed
+    recipe = recipe_of(config, DataIdentity(holdout=config.data.holdout))
+    how: str | None = config.data.holdout_by
+    found = find_text(config, voice)
+    if newest(Path(config.run.dir) / "checkpoints") is not None:
+        state = newest_state(config, voice)
+        recipe, how = state["recipe"], None
+        step, cursor, seed = int(state["step"]), cursor_of(state["cursor"]), int(state["key"])
+        check_same(found, recipe.data, Path(config.run.dir) / "data.json", config)
+    text = open_text(found, config, recipe, voice, how=how)
+    begin = cursor or {source.name: Cursor(0, 0) for source in text.sources}
+    batch = arrays_at(text.sources, plan_of(recipe), seed, begin, step)
+    flat = {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in ("inputs", "targets", "segments", "mask")}
+    rows = len(flat["inputs"])
+    lines = [f"update {step + 1}: {rows} rows of {flat['inputs'].shape[1]}"]
+    some = range(min(config.inspect.rows, rows))
+    lines += [_row(number, {name: part[number] for name, part in flat.items()}, text) for number in some]
+    return "\n".join(lines)
+
+
+def _row(number: int, row: dict[str, Any], text: Text) -> str:
+    trained = int(row["mask"].sum())
+    lines = [f"row {number}: {trained} of {len(row['mask'])} targets are trained on"]
+    for segment in range(int(row["segments"][-1]) + 1):
+        here = np.flatnonzero(row["segments"] == segment)
+        mask = row["mask"][here]
+        lines.append(f"  {here[0]:>5} {_segment(row['targets'][here], mask, text.coder)}")
+    return "\n".join(lines)
+
+
+def _segment(targets: Any, mask: Any, coder: Coder) -> str:
+    """A segment's targets as text; what is not trained on stands in [brackets], an end mark as a sign."""
+    if not mask.any():
+        return f"[{len(targets)} of padding or of what is not trained on]"
+    edges = np.flatnonzero(np.diff(mask)) + 1
+    parts = []
+    for some, on in zip(np.split(targets, edges), np.split(mask, edges), strict=True):
+        shown = "".join(_text(piece, coder) for piece in _pieces(some, coder.tokenizer.eos))
+        parts.append(shown if on[0] else f"[{shown}]")
+    whole = "".join(parts)
+    return whole if len(whole) <= _SHOWN else f"{whole[: _SHOWN // 2]} ... {whole[-_SHOWN // 2 :]}"
+
+
+def _pieces(ids: Any, eos: int) -> list[Any]:
+    return np.split(ids, np.flatnonzero(ids == eos) + 1)
+
+
+def _text(ids: Any, coder: Coder) -> str:
+    if not len(ids):
+        return ""
+    ended = ids[-1] == coder.tokenizer.eos
+    text = coder.decode(ids[:-1] if ended else ids).decode("utf-8", "replace")
+    return repr(text)[1:-1] + ("<end>" if ended else "")
