@@ -119,6 +119,7 @@ class Batch(_Checked, frozen=True):
         rows_at: other numbers of rows from later updates on, as "STEP:ROWS", each a multiple of `micro`.
         length_at: rows cut shorter until later updates, as "STEP:LENGTH", each a divisor of `length`; an update keeps its
             ids and has more rows for it.
+        shuffle: rows come in an order drawn anew for each pass; false = as they lie in the text.
         repeats: a row in which up to 13 ids repeat this often in a row is masked, not trained on; none = no such filter.
     """
 
@@ -130,6 +131,7 @@ class Batch(_Checked, frozen=True):
     buckets: tuple[int, ...] | None = None
     rows_at: tuple[str, ...] = ()
     length_at: tuple[str, ...] = ()
+    shuffle: bool = True
     repeats: Annotated[int, Meta(ge=3)] | None = None
 
     def __post_init__(self) -> None:

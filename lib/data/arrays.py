@@ -23,7 +23,7 @@ from lib.data.share import Share, places
 from lib.data.shuffle import fold
 from lib.data.source import Source, check_sources, extent, ordinals
 
-__all__ = ["arrays_at", "assemble", "place_at"]
+__all__ = ["arrays_after", "arrays_at", "assemble", "place_at"]
 
 _Ints = NDArray[np.int64]
 _ALL = Share(0, 1)
@@ -81,6 +81,20 @@ def place_at(
     visited = _standing(sources, plan, seed, cursor)
     rows = rows_before(plan, step + updates) - rows_before(plan, step)
     return _moved(sources, plan, seed, visited, rows), step + updates
+
+
+def arrays_after(
+    sources: Sequence[Source],
+    plan: Plan,
+    seed: int,
+    cursor: Mapping[str, Cursor],
+    step: int,
+    share: Share,
+    updates: int,
+) -> dict[str, Any]:
+    """Make the batch so many updates after a place, whoever makes the ones between."""
+    at, then = place_at(sources, plan, seed, cursor, step, updates)
+    return arrays_at(sources, plan, seed, at, then, share)
 
 
 def assemble(rows: Rows, plan: Plan, *, length: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lib.data.source import RowTable, Stream
+from lib.data.source import Planned, Stream
 from lib.errors import DataError
 
 __all__ = ["Rows", "empty", "planned", "streamed", "targets_in"]
@@ -86,7 +86,7 @@ def streamed(stream: Stream, begin: _Ints, length: int, *, wrap: bool) -> Rows:
     return Rows(np.where(used, ids[:, :-1], 0), targets, opens, used, mask, stream.sizes[targets].astype(np.int64))
 
 
-def targets_in(table: RowTable, index: _Ints) -> _Ints:
+def targets_in(table: Planned, index: _Ints) -> _Ints:
     """Give how many targets these rows of a table hold; no id is read."""
     _, count, row = _pieces(table, index)
     total = np.zeros(len(index), dtype=np.int64)
@@ -94,7 +94,7 @@ def targets_in(table: RowTable, index: _Ints) -> _Ints:
     return total
 
 
-def planned(stream: Stream, table: RowTable, index: _Ints, length: int) -> Rows:
+def planned(stream: Stream, table: Planned, index: _Ints, length: int) -> Rows:
     """Read rows of a table, each piece as a segment of its own and the rest of the row as padding.
 
     Args:
@@ -136,7 +136,7 @@ def planned(stream: Stream, table: RowTable, index: _Ints, length: int) -> Rows:
     return rows
 
 
-def _pieces(table: RowTable, index: _Ints) -> tuple[_Ints, _Ints, _Ints]:
+def _pieces(table: Planned, index: _Ints) -> tuple[_Ints, _Ints, _Ints]:
     """Give start, count and row (as a place in `index`) of all pieces of these rows."""
     low, high = (np.asarray(table.rows[index + after], dtype=np.int64) for after in (0, 1))
     number = high - low

@@ -16,7 +16,7 @@ from lib.data.plan import Plan
 from lib.data.rows import Cursor, ordinal, require
 from lib.errors import DataError
 
-__all__ = ["RowTable", "Source", "Stream", "check_sources", "extent", "ordinals"]
+__all__ = ["Planned", "RowTable", "Source", "Stream", "check_sources", "extent", "ordinals"]
 
 
 class Stream(Protocol):
@@ -56,6 +56,18 @@ class Stream(Protocol):
         """Say which of the ids at [start, stop) may be targets; none = all of them."""
 
 
+class Planned(Protocol):
+    """Rows that were planned ahead, wherever they lie; see `RowTable`."""
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Where the pieces of each row begin, and last how many there are."""
+
+    @property
+    def pieces(self) -> NDArray[np.int64]:
+        """The pieces of all rows, (start, count) each."""
+
+
 class RowTable(NamedTuple):
     """Rows that were planned ahead, as from `lib.data.pack.plan_rows`; arrays in memory or memory maps.
 
@@ -81,7 +93,7 @@ class Source(NamedTuple):
     name: str
     stream: Stream
     weight: Fraction | float | str = Fraction(1)
-    rows: RowTable | None = None
+    rows: Planned | None = None
 
 
 def extent(source: Source, length: int) -> tuple[int, int]:

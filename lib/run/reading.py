@@ -158,6 +158,7 @@ def plan_of(recipe: Recipe) -> Plan:
         rows_at=changes("batch.rows_at", batch.rows_at),
         length_at=changes("batch.length_at", batch.length_at),
         repeats=batch.repeats,
+        shuffle=batch.shuffle,
     )
 
 

@@ -11,17 +11,14 @@ from contextlib import ExitStack
 from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from lib.config import run_steps
-from lib.data.arrays import arrays_at, place_at
+from lib.data.arrays import arrays_after
 from lib.data.batch import batch_of, cursor_of, heldout_batches
-from lib.data.plan import Plan as Shape
-from lib.data.rows import Cursor
-from lib.data.source import Source
+from lib.data.share import Share
 from lib.metrics import UNITS
 from lib.run.compile import faster
 from lib.run.evals import EVAL_UNITS, evaluate
@@ -116,7 +113,9 @@ def _train(start: Start, run: Path, voice: Progress, signals: Signals) -> End:
     step, seed, cursor = (start.state[0][name] for name in ("step", "key", "cursor"))
     first, plan, metrics, data = int(step), _plan(start), run / "metrics.jsonl", start.config.data
     voice.say(_about(start, plan))
-    make = partial(_made, start.text.sources, plan_of(start.recipe), int(seed), cursor_of(cursor), first)
+    # A function of the arguments it is given here, in whatever process it runs.
+    where = (start.text.sources, plan_of(start.recipe), int(seed), cursor_of(cursor), first, Share())
+    make = partial(arrays_after, *where)
     with (
         open_lines(metrics, {**UNITS, **EVAL_UNITS, **METER_UNITS}) as lines,
         feed(make, batch_of, ahead=data.ahead, workers=data.workers) as batches,
@@ -190,14 +189,6 @@ def _plan(start: Start) -> Plan:
         eval_every=config.eval.every if start.text.heldout else 0,
         patience=config.guard.patience,
     )
-
-
-def _made(
-    sources: tuple[Source, ...], plan: Shape, seed: int, cursor: dict[str, Cursor], step: int, number: int
-) -> dict[str, Any]:
-    """The batch so many updates after a place: a function of its arguments, in whatever process it is made."""
-    at, then = place_at(sources, plan, seed, cursor, step, number)
-    return arrays_at(sources, plan, seed, at, then)
 
 
 def _about(start: Start, plan: Plan) -> str:

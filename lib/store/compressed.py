@@ -21,7 +21,7 @@ __all__ = ["PIECE", "pieces"]
 
 PIECE = 1 << 20
 
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_GZIP, _ZSTD = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"
 _NAMES: Mapping[str, str] = {"gz": "gzip", "zst": "Zstandard"}
 _INPUT = 1 << 10  # what so little can become fits in memory, even when it is one thing over and over
 _WINDOW = 1 << 31  # frames of `zstd --long=31` are read too

@@ -8,22 +8,36 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lib.data.pack import plan_rows
-from lib.data.source import RowTable
 from lib.errors import DataError
 from lib.store.disk import discard, sync, temporary
 from lib.store.stream import Stream
 
-__all__ = ["row_table"]
+__all__ = ["MappedRows", "row_table"]
 
 FORMAT = 1
 
 
-def row_table(stream: Stream, mode: str, length: int) -> RowTable:
+@dataclass(frozen=True)
+class MappedRows:
+    """Planned rows, mapped from their files; sent to another process they are mapped there again."""
+
+    path: Path
+    rows: NDArray[np.int64] = field(repr=False, compare=False)
+    pieces: NDArray[np.int64] = field(repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Callable[[Path], MappedRows | None], tuple[Path]]:
+        return _opened, (self.path,)
+
+
+def row_table(stream: Stream, mode: str, length: int) -> MappedRows:
     """Open the row plan of a stream, making it first where there is none.
 
     Args:
@@ -73,7 +87,7 @@ def _write(folder: Path, stream: Stream, mode: str, length: int) -> None:
     sync(folder)
 
 
-def _opened(folder: Path) -> RowTable | None:
+def _opened(folder: Path) -> MappedRows | None:
     try:
         facts = json.loads((folder / "COMMIT").read_bytes())
         rows, pieces = facts["rows"], facts["pieces"]
@@ -82,8 +96,9 @@ def _opened(folder: Path) -> RowTable | None:
         if (folder / "pieces").stat().st_size != 16 * pieces:
             return None
         if not rows:
-            return RowTable(np.zeros(1, dtype=np.int64), np.empty((0, 2), dtype=np.int64))
-        return RowTable(
+            return MappedRows(folder, np.zeros(1, dtype=np.int64), np.empty((0, 2), dtype=np.int64))
+        return MappedRows(
+            folder,
             np.memmap(folder / "rows", dtype="<i8", mode="r"),
             np.memmap(folder / "pieces", dtype="<i8", mode="r").reshape(-1, 2),
         )
