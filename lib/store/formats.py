@@ -16,7 +16,6 @@ from lib.store.files import shown
 from lib.store.jsonl import jsonl_records
 from lib.store.lines import lines_before
 from lib.store.record import Reading, Record, Span
-from lib.store.remote import seeks
 from lib.store.tables import rows_before, table_spans
 from lib.store.text import text_records
 
@@ -87,7 +86,7 @@ def spans(path: str, size: int, kind: Kind, reading: Reading, *, target: int) ->
     if kind.format in ("parquet", "arrow"):
         return table_spans(path, size, kind.format, target)
     whole = kind.compression or (kind.format == "text" and reading.split == "file")
-    if kind.format in ("text", "jsonl") and not whole and seeks(path):
+    if kind.format in ("text", "jsonl") and not whole:
         return [Span(at, min(at + target, size)) for at in range(0, size, target)] or [Span(0, 0)]
     return [Span(0, size)]
 

@@ -15,12 +15,13 @@ from lib.store.files import shown
 from lib.store.record import Span
 from lib.store.remote import binary
 
-__all__ = ["BOM", "after_blank", "lines_before", "not_text", "runs", "without_mark"]
+__all__ = ["BOM", "LONGEST", "after_blank", "lines_before", "not_text", "runs", "without_mark"]
 
 BOM = b"\xef\xbb\xbf"
+LONGEST = 1 << 30
+"""Bytes of a line, or of a block of lines, that are held at most."""
 
 _HEAD = 8192  # a NUL among so many first bytes means that a file is binary, much as in git
-_LONGEST = 1 << 30
 
 
 def runs(path: str, span: Span, compression: str, *, to_end: bool = False) -> Iterator[tuple[int, bytes]]:
@@ -54,10 +55,8 @@ def runs(path: str, span: Span, compression: str, *, to_end: bool = False) -> It
         if end < len(piece):
             held.append(piece[end:])
             size += len(held[-1])
-        if size > _LONGEST:
-            raise DataError(
-                f"{shown(path)}: the line at byte {at} has over {_LONGEST} bytes, must be shorter; split it"
-            )
+        if size > LONGEST:
+            raise DataError(f"{shown(path)}: the line at byte {at} has over {LONGEST} bytes, must be shorter; split it")
     if held:
         yield at, b"".join(held)
 

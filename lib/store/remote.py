@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from lib.errors import DataError
 
-__all__ = ["Remote", "binary", "exists", "is_remote", "list_remote", "open_binary", "said", "seeks"]
+__all__ = ["Remote", "binary", "exists", "is_remote", "list_remote", "open_binary", "said"]
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _LEFTOVERS = ("~", ".tmp", ".crc")
@@ -87,14 +87,6 @@ def exists(path: str) -> bool:
     return _asked(path, lambda: bool(files.isfile(inside)))
 
 
-def seeks(path: str) -> bool:
-    """Tell whether a file can be read from its middle on; some web servers only give whole files."""
-    if not _on_web(path):
-        return True
-    files, inside = _filesystem(path)
-    return _asked(path, lambda: bool(files.info(inside).get("partial")))
-
-
 def list_remote(item: str, skipped: Counter[str]) -> list[Remote]:
     """Find the files that a URL means: a file, all files below a folder, or those that fit a pattern.
 
@@ -123,6 +115,10 @@ def list_remote(item: str, skipped: Counter[str]) -> list[Remote]:
         return _met(item, files, about["name"].rstrip("/"), lambda: files.find(inside, detail=True), skipped)
     if about.get("size") is None:
         raise DataError(f"{_shown(item)}: its server does not tell its size, must tell it; download it first")
+    if web:
+        with binary(item) as file:  # some servers only give whole files, which shows when one asks for less
+            file.seek(min(1, int(about["size"])))
+            file.read(1)
     # What follows a question mark on the web is no part of the file's name.
     name = (inside.partition("?")[0] if web else inside).rpartition("/")[2]
     return [Remote(name, item if web else files.unstrip_protocol(about["name"]), int(about["size"]), True)]

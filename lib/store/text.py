@@ -14,12 +14,10 @@ from collections.abc import Iterator
 from lib.errors import DataError
 from lib.store.compressed import pieces
 from lib.store.files import shown
-from lib.store.lines import BOM, after_blank, lines_before, not_text, runs, without_mark
+from lib.store.lines import BOM, LONGEST, after_blank, lines_before, not_text, runs, without_mark
 from lib.store.record import Record, Span
 
 __all__ = ["text_records"]
-
-_LONGEST = 1 << 30
 
 
 def text_records(path: str, span: Span, compression: str, split: str, skipped: Counter[str]) -> Iterator[Record]:
@@ -86,8 +84,8 @@ def _blocks(path: str, span: Span, compression: str, skipped: Counter[str]) -> I
                 opened = opened if block else line
                 block.append(text)
                 size += len(text)
-        if size > _LONGEST:
-            long = f"the block at line {lines_before(path, [span.start])[0] + opened} has over {_LONGEST} bytes"
+        if size > LONGEST:
+            long = f"the block at line {lines_before(path, [span.start])[0] + opened} has over {LONGEST} bytes"
             raise DataError(f"{shown(path)}: {long}, must be shorter; split the file into lines")
     if block:
         text = b"\n".join(block)

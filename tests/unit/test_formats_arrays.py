@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lib.errors import DataError
 from lib.store.formats import Kind, records
 from lib.store.headers import SideCar, side_car_of
 from lib.store.record import Reading, Span
@@ -189,3 +191,13 @@ def test_more_ids_than_an_int32_counts_are_cut_right(tmp_path: Path) -> None:
     assert len(first.ids) == size - 3
     assert first.ids[-2:].tolist() == [0, 7]
     assert last.ids.tolist() == [8, 9]
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    path = saved(tmp_path / "x.npy", np.full(5_000_000, E, np.uint16))
+    found = records(str(path), Span(0, 9), Kind("npy", ""), Reading(), Counter(), eos=E)
+    assert next(found).line == 1
+    os.truncate(path, 3_000_000)
+    says = "became shorter while it was read; run again when nothing writes to it"
+    with pytest.raises(DataError, match=f"^{re.escape(str(path))}: {says}$"):
+        list(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import random
 import struct
+import sys
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,12 @@ def test_nothing_at_all_or_nothing_inside_is_an_empty_file(tmp_path: Path, suffi
     for data in (b"", PACK[suffix](b"")):
         assert read(put(tmp_path / f"x.jsonl.{suffix}", data)).skipped == {"empty file": 1}
         assert texts(put(tmp_path / f"x.txt.{suffix}", data)) == [b""]
+
+
+def test_without_its_library_a_frame_is_refused_with_the_extra_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(tmp_path / "x.jsonl.zst", zst(GOOD))
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    lack = "zstandard is not installed, must be there to read .zst; pip install 'purestep[data]'"
+    refused(path, f"@: {lack}")

@@ -184,3 +184,8 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         list(records(str(path), Span(0, 9), Kind("jsonl", ""), Reading(), Counter()))
     assert str(caught.value) == f"{path}: cannot be read (No such file or directory); allow reading or remove it"
+
+
+def test_a_file_that_cannot_be_read_to_its_end_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").mkdir()
+    refused(tmp_path / "x.jsonl", "@: cannot be read (Is a directory); allow reading or remove it")

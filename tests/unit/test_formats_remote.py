@@ -6,10 +6,13 @@ import functools
 import gzip
 import http.server
 import io
+import re
+import sys
 import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ import numpy as np
 import pytest
 
 from lib.errors import DataError
-from lib.store.formats import kind_of, place_of, records, spans
+from lib.store.formats import first_lines, kind_of, records, spans
 from lib.store.record import Reading
 from lib.store.remote import Remote, exists, is_remote, list_remote, open_binary
 from tests.formats import value_of
@@ -49,9 +52,10 @@ def read(url: str, *, target: int, **options: Any) -> list[tuple[Any, str]]:
     ((name, where, size, named),) = list_remote(url, Counter())
     assert named
     kind, reading = kind_of(name), Reading(**options)
+    cut = spans(where, size, kind, reading, target=target)
     return [
-        (value_of(record), place_of(where, span, kind, record.line).rpartition("/")[2])
-        for span in spans(where, size, kind, reading, target=target)
+        (value_of(record), f"{name}:{before + record.line}")
+        for span, before in zip(cut, first_lines(where, cut, kind), strict=True)
         for record in records(where, span, kind, reading, Counter(), eos=2, vocab=260)
     ]
 
@@ -97,7 +101,7 @@ def test_a_scheme_that_is_not_at_hand_is_refused() -> None:
 
 
 def test_without_fsspec_a_url_is_refused_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
+    monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(DataError) as caught:
         open_binary("memory://a")
     want = "fsspec is not installed, must be there to read URLs; pip install 'purestep[data]'"
@@ -116,7 +120,7 @@ def test_text_and_jsonl_are_read_in_stretches(root: str) -> None:
     want = [(b"%d" % n, f"x.jsonl:{n + 1}") for n in range(300)]
     assert read(lines, target=100) == read(lines, target=1 << 20) == want
     assert read(put(f"{root}/x.jsonl.gz", gzip.compress(b'{"text": "a"}')), target=1) == [(b"a", "x.jsonl.gz:1")]
-    assert read(put(f"{root}/x.txt", b"a\nb\n\nc"), target=1) == [(b"a\nb\n\nc", "x.txt")]
+    assert read(put(f"{root}/x.txt", b"a\nb\n\nc"), target=1) == [(b"a\nb\n\nc", "x.txt:0")]
     assert read(f"{root}/x.txt", target=1, split="block") == [(b"a\nb", "x.txt:1"), (b"c", "x.txt:4")]
 
 
@@ -138,7 +142,7 @@ def test_token_files_are_read_with_their_side_cars(root: str) -> None:
 
 def test_a_local_file_may_be_given_as_a_url_but_no_url_within_another(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_bytes(b"b")
-    assert read(f"file://{tmp_path}/x.txt", target=5) == [(b"b", "x.txt")]
+    assert read(f"file://{tmp_path}/x.txt", target=5) == [(b"b", "x.txt:0")]
     with pytest.raises(DataError) as caught:
         found("zip://x::memory://y.zip")
     assert (
@@ -146,21 +150,48 @@ def test_a_local_file_may_be_given_as_a_url_but_no_url_within_another(tmp_path: 
     )
 
 
+class Ranges(http.server.SimpleHTTPRequestHandler):
+    """A web server that gives parts of files, as most do and Python's own does not."""
+
+    def send_head(self) -> Any:
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        path = Path(self.translate_path(self.path))
+        if asked is None or not path.exists():
+            return super().send_head()
+        data = path.read_bytes()
+        part = data[int(asked[1]) : int(asked[2] or len(data)) + 1]
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {asked[1]}-{int(asked[1]) + len(part) - 1}/{len(data)}")
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        return io.BytesIO(part)
+
+
+@contextmanager
+def served(handler: type[http.server.SimpleHTTPRequestHandler], folder: Path) -> Iterator[str]:
+    serve = functools.partial(handler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
 def test_a_file_is_read_over_http(tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
     data = b"".join(b'{"text": "%d"}\n' % n for n in range(3000))
     (tmp_path / "x.jsonl").write_bytes(data)
     (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(data))
-    serve = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            base = f"http://127.0.0.1:{server.server_port}"
-            want = [b"%d" % n for n in range(3000)]
-            for name, target in (("x.jsonl", 1 << 20), ("x.jsonl", 9000), ("x.jsonl.gz", 9), ("x.jsonl?a=b/c", 9000)):
-                assert [value for value, _ in read(f"{base}/{name}", target=target)] == want
-            with pytest.raises(DataError) as caught:
-                found(f"{base}/none.jsonl")
-        finally:
-            server.shutdown()
-    assert str(caught.value) == f"{base}/none.jsonl: no such file or folder; check the URL"
+    want = [b"%d" % n for n in range(3000)]
+    with served(Ranges, tmp_path) as base:
+        for name, target in (("x.jsonl", 1 << 20), ("x.jsonl", 9000), ("x.jsonl.gz", 9), ("x.jsonl?a=b/c", 9000)):
+            assert [value for value, _ in read(f"{base}/{name}", target=target)] == want
+        with pytest.raises(DataError) as caught:
+            found(f"{base}/none.jsonl")
+        assert str(caught.value) == f"{base}/none.jsonl: no such file or folder; check the URL"
+    with served(http.server.SimpleHTTPRequestHandler, tmp_path) as base, pytest.raises(DataError) as caught:
+        found(f"{base}/x.jsonl")
+    says = "The HTTP server doesn't appear to support range requests. Only reading this file from the beginning is supported."
+    says += " Open with block_size=0 for a streaming file interface."
+    assert str(caught.value) == f"{base}/x.jsonl: cannot be read ({says}); download it first"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,6 @@ def test_without_its_library_a_table_is_refused_with_the_extra_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = parquet(tmp_path / "x.parquet", pa.table({"text": ["a"]}))
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     lack = "pyarrow is not installed, must be there to read .parquet; pip install 'purestep[data]'"
     refused(path, f"@: {lack}")

@@ -72,3 +72,14 @@ def test_binary_files_are_refused(tmp_path: Path, split: str, target: int) -> No
     refused(path, "@: binary, not text (NUL at byte 5); save it as UTF-8 text", split=split, target=target)
     put(path, "\ufeffab".encode("utf-16-le"))
     refused(path, "@: UTF-16, not UTF-8 (NUL at byte 3); save it as UTF-8 text", split=split, target=target)
+
+
+def test_a_line_or_a_block_beyond_all_measure_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lib.store.lines.LONGEST", 2 << 20)
+    path = put(tmp_path / "x.txt", b"a\n" + b"x" * (4 << 20))
+    refused(path, "@: the line at byte 2 has over 2097152 bytes, must be shorter; split it", split="line")
+    monkeypatch.setattr("lib.store.text.LONGEST", 1 << 20)
+    put(path, b"a\n\n" + b"line\n" * (1 << 19))
+    says = "the block at line 3 has over 1048576 bytes, must be shorter; split the file into lines"
+    refused(path, f"@: {says}", split="block")
+    refused(path, f"@: {says}", split="block", target=2)
