@@ -5,6 +5,7 @@ Whatever contradicts these is an error: a size, a count, a vocabulary, another d
 
 from __future__ import annotations
 
+from tokenize import TokenError
 from typing import Any, NamedTuple
 
 import msgspec
@@ -90,7 +91,7 @@ def _npy(path: str) -> Header:
             version = npy.read_magic(file)
             read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
             shape, _, dtype = read(file)
-        except (ValueError, EOFError) as error:
+        except (ValueError, EOFError, SyntaxError, TokenError) as error:  # NumPy parses the header as Python
             why = f"no .npy file ({said(error)}), must begin with a .npy header"
             raise DataError(f"{shown(path)}: {why}; save it with numpy.save, or name raw ids .bin") from None
         start = file.tell()

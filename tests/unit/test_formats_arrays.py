@@ -102,6 +102,8 @@ def test_an_npy_file_that_is_none_or_not_whole_is_refused(tmp_path: Path) -> Non
     refused(path, f"@: no .npy file ({magic}), must begin with a .npy header; {save}")
     refused(put(path, b""), f"@: no .npy file (EOF: reading magic string, expected 8 bytes got 0), "
             f"must begin with a .npy header; {save}")  # fmt: skip
+    wrong = "('EOF in multi-line statement', (2, 0))"
+    refused(put(path, whole.replace(b"}", b"{")), f"@: no .npy file ({wrong}), must begin with a .npy header; {save}")
     refused(put(path, whole[:-3]), "@: 3 bytes of ids, must be 6 (3 of <u2, says its header); fetch it again")
     refused(
         put(path, whole + b"\0\0"), "@: 8 bytes of ids, must be 6 (3 of <u2, says its header); something was appended"
