@@ -7,12 +7,15 @@ from pathlib import Path
 import torch
 
 from lib.config import Batch, Model, Optim, Recipe, Schedule
-from lib.data.batch import Plan, batch_at, cursor_of
+from lib.data.batch import batch_at, cursor_of
+from lib.data.plan import Plan
+from lib.data.source import Source
 from lib.state import init_state
 from lib.step import train_step
 from lib.store import load, save
 from lib.store.corpus import scan
-from lib.store.tokens import prepare
+from lib.store.making import Making
+from lib.store.tokens import Split, prepare
 from lib.tree import leaves
 
 STEPS, SEED = 24, 0
@@ -26,14 +29,15 @@ plan = Plan(rows=recipe.batch.rows, length=recipe.batch.length, micro=recipe.bat
 
 with tempfile.TemporaryDirectory() as folder:
     text = Path(__file__).parent / "data" / "tinyshakespeare.txt"
-    store = prepare(scan(text), holdout=0.1, how="tail", cache=Path(folder) / "cache")
+    store = prepare(scan(text), Making(), Split(holdout=0.1, how="tail"), cache=Path(folder) / "cache")
+    sources = [Source("text", store.train)]
 
     def run(state, until):
         """Batch n is a function of (text, recipe, seed, cursor), and the cursor is in the state."""
-        while int(state["step"]) < until:
-            state, metrics = train_step(state, batch_at(store.train, plan, SEED, cursor_of(state["cursor"])))
-            if int(state["step"]) % 8 == 0:
-                print(f"step {int(state['step'])}: {metrics['bpb']:.3f} bits per byte, lr {metrics['lr']:.2e}")
+        while (step := int(state["step"])) < until:
+            state, metrics = train_step(state, batch_at(sources, plan, SEED, cursor_of(state["cursor"]), step))
+            if (step + 1) % 8 == 0:
+                print(f"step {step + 1}: {metrics['bpb']:.3f} bits per byte, lr {metrics['lr']:.2e}")
         return state
 
     straight = run(init_state(recipe, seed=SEED), STEPS)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lib.data.cut import Rows, empty, planned, streamed, targets_in
+from lib.data.cut import Rows, empty, placed, planned, streamed, targets_in
 from lib.data.invariants import check_arrays
 from lib.data.mix import counts, deal, mix_of
 from lib.data.plan import Plan, check_plan, length_at, rows_at, rows_before
@@ -23,7 +23,7 @@ from lib.data.share import Share, places
 from lib.data.shuffle import fold
 from lib.data.source import Source, check_sources, extent, ordinals
 
-__all__ = ["arrays_after", "arrays_at", "assemble", "place_at"]
+__all__ = ["arrays_after", "arrays_at", "assemble", "place_at", "positions_at"]
 
 _Ints = NDArray[np.int64]
 _ALL = Share(0, 1)
@@ -50,15 +50,8 @@ def arrays_at(
         ValueError: plan, sources, cursor and share do not fit each other.
         DataError: a source is shorter than one row, or damaged.
     """
-    check_plan(plan)
-    check_sources(sources, plan)
-    number = rows_at(plan, step)
+    number, visited, dealt, visits = _dealt(sources, plan, seed, cursor, step)
     own = places(share, number, plan.micro)
-    mix, visited = mix_of(sources), _standing(sources, plan, seed, cursor)
-    dealt = deal(mix, sum(visited), number, seed)
-    visits = [
-        _visits(*each, plan, seed, int((dealt == n).sum())) for n, each in enumerate(zip(sources, visited, strict=True))
-    ]
     rows = empty(len(own), _width(sources, visits, plan))
     for n, (source, visit) in enumerate(zip(sources, visits, strict=True)):
         here = dealt[own] == n
@@ -81,6 +74,40 @@ def place_at(
     visited = _standing(sources, plan, seed, cursor)
     rows = rows_before(plan, step + updates) - rows_before(plan, step)
     return _moved(sources, plan, seed, visited, rows), step + updates
+
+
+def positions_at(
+    sources: Sequence[Source], plan: Plan, seed: int, cursor: Mapping[str, Cursor], step: int
+) -> tuple[_Ints, _Ints]:
+    """Say where the targets of `arrays_at` come from, for people to look them up.
+
+    Returns:
+        Which source each row is of [A * B], and where in its stream each target stands [A * B, T]; -1 = padding.
+    """
+    number, _, dealt, visits = _dealt(sources, plan, seed, cursor, step)
+    width = _width(sources, visits, plan)
+    found = np.full((number, width), -1, dtype=np.int64)
+    for n, (source, visit) in enumerate(zip(sources, visits, strict=True)):
+        if source.rows is None:
+            found[dealt == n] = (visit[:, None] + 1 + np.arange(width)) % source.stream.size
+        else:
+            found[dealt == n] = placed(source.rows, visit, width)
+    length = length_at(plan, step) if plan.mode != "pad" else width
+    return np.repeat(dealt, width // length), found.reshape(-1, length)
+
+
+def _dealt(
+    sources: Sequence[Source], plan: Plan, seed: int, cursor: Mapping[str, Cursor], step: int
+) -> tuple[int, tuple[int, ...], _Ints, list[_Ints]]:
+    """Deal out a batch: how many rows it has, rows visited before, the source of each row, each source's rows."""
+    check_plan(plan)
+    check_sources(sources, plan)
+    number, visited = rows_at(plan, step), _standing(sources, plan, seed, cursor)
+    dealt = deal(mix_of(sources), sum(visited), number, seed)
+    visits = [
+        _visits(*each, plan, seed, int((dealt == n).sum())) for n, each in enumerate(zip(sources, visited, strict=True))
+    ]
+    return number, visited, dealt, visits
 
 
 def arrays_after(

@@ -94,6 +94,19 @@ def targets_in(table: Planned, index: _Ints) -> _Ints:
     return total
 
 
+def placed(table: Planned, index: _Ints, length: int) -> _Ints:
+    """Give where in its stream each target of these rows stands [rows, length]; -1 = padding. No id is read."""
+    start, count, row = _pieces(table, index)
+    ends = np.cumsum(count)
+    before = ends - count
+    head = np.searchsorted(row, np.arange(len(index)))
+    column = before - (before[head] if len(head) else before)[row]
+    within = np.arange(int(count.sum()), dtype=np.int64) - np.repeat(before, count)
+    found = np.full((len(index), length), -1, dtype=np.int64)
+    found.reshape(-1)[np.repeat(row * length + column, count) + within] = np.repeat(start, count) + within
+    return found
+
+
 def planned(stream: Stream, table: Planned, index: _Ints, length: int) -> Rows:
     """Read rows of a table, each piece as a segment of its own and the rest of the row as padding.
 

@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 
 from lib.config import DataIdentity, recipe_of
-from lib.data.arrays import arrays_at
+from lib.data.arrays import arrays_at, positions_at
 from lib.data.batch import cursor_of
 from lib.data.rows import Cursor
+from lib.data.source import Source
 from lib.run.launch import Launch
 from lib.run.newest import newest_state
 from lib.run.progress import Progress
-from lib.run.reading import Text, check_same, find_text, open_text, plan_of
+from lib.run.reading import check_same, find_text, open_text, plan_of
 from lib.store.coders import Coder
 from lib.store.folder import newest
+from lib.store.stream import Stream
 
 __all__ = ["shown_rows"]
 
@@ -43,22 +45,34 @@ def shown_rows(told: Launch, voice: Progress) -> str:
     text = open_text(found, config, recipe, voice, how=how)
     begin = cursor or {source.name: Cursor(0, 0) for source in text.sources}
     batch = arrays_at(text.sources, plan_of(recipe), seed, begin, step)
+    source, places = positions_at(text.sources, plan_of(recipe), seed, begin, step)
     flat = {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in ("inputs", "targets", "segments", "mask")}
     rows = len(flat["inputs"])
     lines = [f"update {step + 1}: {rows} rows of {flat['inputs'].shape[1]}"]
     some = range(min(config.inspect.rows, rows))
-    lines += [_row(number, {name: part[number] for name, part in flat.items()}, text) for number in some]
+    for number in some:
+        row = {name: part[number] for name, part in flat.items()} | {"places": places[number]}
+        lines.append(_row(number, row, text.sources[source[number]], text.coder))
     return "\n".join(lines)
 
 
-def _row(number: int, row: dict[str, Any], text: Text) -> str:
+def _row(number: int, row: dict[str, Any], source: Source, coder: Coder) -> str:
     trained = int(row["mask"].sum())
-    lines = [f"row {number}: {trained} of {len(row['mask'])} targets are trained on"]
+    lines = [f"row {number} of {source.name}: {trained} of {len(row['mask'])} targets are trained on"]
     for segment in range(int(row["segments"][-1]) + 1):
         here = np.flatnonzero(row["segments"] == segment)
         mask = row["mask"][here]
-        lines.append(f"  {here[0]:>5} {_segment(row['targets'][here], mask, text.coder)}")
+        from_ = _from(source, int(row["places"][here[0]]))
+        lines.append(f"  {here[0]:>5} {from_}{_segment(row['targets'][here], mask, coder)}")
     return "\n".join(lines)
+
+
+def _from(source: Source, place: int) -> str:
+    """Where a document comes from: file, line, its own name."""
+    if place < 0 or not isinstance(source.stream, Stream):
+        return ""
+    file, line, name = source.stream.origin(source.stream.document(place))
+    return f"{file}{f':{line}' if line else ''}{f' ({name})' if name else ''}: "
 
 
 def _segment(targets: Any, mask: Any, coder: Coder) -> str:

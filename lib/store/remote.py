@@ -159,7 +159,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
         import fsspec  # type: ignore[import-untyped]
     except ModuleNotFoundError:
         lack = "fsspec is not installed, must be there to read URLs"
-        raise DataError(f"{_shown(url)}: {lack}; pip install 'purestep[data]'") from None
+        raise DataError(f"{_shown(url)}: {lack}; pip install 'purestep[remote]'") from None
     files, inside = _asked(url, lambda: fsspec.core.url_to_fs(url))
     return files, inside
 

@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib.data.arrays import arrays_at, place_at
+from lib.data.arrays import arrays_after, arrays_at, place_at, positions_at
 from lib.data.invariants import check_arrays
 from lib.data.mix import Mix, counts, deal, mix_of
 from lib.data.plan import Plan, length_at, rows_at, rows_before
@@ -271,3 +271,27 @@ def test_rows_that_repeat_stay_and_are_not_learnt(run: Run, repeats: int) -> Non
     text = (plain["targets"] == 1).sum(-1)
     assert (batch["mask"] == plain["mask"] & (text < repeats)[..., None]).all()
     assert all((batch[name] == plain[name]).all() for name in ("inputs", "targets", "segments", "positions"))
+
+
+# Looking back ---------------------------------------------------------------------------------------------------------
+
+
+@given(run=runs(), step=st.integers(0, 5))
+def test_every_target_is_found_again_where_it_is_said_to_come_from(run: Run, step: int) -> None:
+    sources, plan, seed = run
+    at, then = place_at(sources, plan, seed, start_of(sources), 0, step)
+    batch = arrays_at(sources, plan, seed, at, then)
+    whose, places = positions_at(sources, plan, seed, at, then)
+    targets, mask = (batch[name].reshape(-1, batch[name].shape[-1]) for name in ("targets", "mask"))
+    assert places.shape == targets.shape
+    for row, source in enumerate(whose.tolist()):
+        ids, known = sources[source].stream.ids(0, sources[source].stream.size), places[row] >= 0
+        assert (ids[places[row][known]] == targets[row][known]).all()
+        assert not mask[row][~known].any()
+
+
+@given(run=runs(), updates=st.integers(0, 6))
+def test_a_later_batch_can_be_made_without_those_before_it(run: Run, updates: int) -> None:
+    sources, plan, seed = run
+    made = arrays_after(sources, plan, seed, start_of(sources), 0, Share(), updates)
+    assert same(made, first(run, updates + 1)[-1])

@@ -20,6 +20,7 @@ import lib.config
 from lib.config import (
     Batch,
     Config,
+    Data,
     DataIdentity,
     Guard,
     Model,
@@ -29,6 +30,8 @@ from lib.config import (
     Run,
     Scale,
     Schedule,
+    Source,
+    SourceIdentity,
     load_config,
     recipe_of,
     run_steps,
@@ -64,10 +67,42 @@ OTHER: dict[str, tuple[Any, Any]] = {
     "batch.rows": (6, 6),
     "batch.length": (7, 7),
     "batch.micro": (4, 4),
+    "batch.mode": ("pack", "pack"),
+    "batch.buckets": ([128, 256], (128, 256)),
+    "batch.rows_at": (["100:32"], ("100:32",)),
+    "batch.length_at": (["0:64", "100:128"], ("0:64", "100:128")),
+    "batch.shuffle": (False, False),
+    "batch.repeats": (32, 32),
     "data.path": (["a b", "c"], ("a b", "c")),
+    "data.sources.NAME.path": ("books/", "books/"),
+    "data.sources.NAME.weight": (0.1, 0.1),
+    "data.sources.NAME.repeat": (4, 4.0),
+    "data.sources.NAME.format": ("jsonl", "jsonl"),
+    "data.sources.NAME.split": ("block", "block"),
+    "data.sources.NAME.text_key": ("body", "body"),
+    "data.sources.NAME.id_key": ("url", "url"),
+    "data.sources.NAME.dtype": ("<u2", "<u2"),
+    "data.sources.NAME.template": ("chatml", "chatml"),
+    "data.sources.NAME.train_on": ("all", "all"),
     "data.holdout": (0.25, 0.25),
     "data.holdout_by": ("tail", "tail"),
+    "data.heldout": ("valid.jsonl", "valid.jsonl"),
+    "data.format": ("text", "text"),
+    "data.split": ("line", "line"),
+    "data.text_key": ("content", "content"),
+    "data.id_key": ("id", "id"),
+    "data.dtype": (">u4", ">u4"),
+    "data.template": ("llama3", "llama3"),
+    "data.train_on": ("last", "last"),
+    "data.errors": ("skip", "skip"),
+    "data.tokenizer": ("tokenizer.json", "tokenizer.json"),
+    "data.eos_token": ("</s>", "</s>"),
+    "data.bos_token": ("<s>", "<s>"),
+    "data.add_bos": (True, True),
+    "data.add_eos": (False, False),
     "data.cache": ("somewhere", "somewhere"),
+    "data.processes": (3, 3),
+    "data.workers": (2, 2),
     "data.ahead": (0, 0),
     "optim.rule": ("adamw", "adamw"),
     "optim.lr": (1e-4, 1e-4),
@@ -105,6 +140,11 @@ OTHER: dict[str, tuple[Any, Any]] = {
     "sample.temperature": (0, 0.0),
     "sample.top_k": (None, None),
     "sample.seed": (5, 5),
+    "inspect.rows": (4, 4),
+}
+BELOW: dict[str, Any] = {  # what a key needs beside it
+    "batch.buckets": {"batch": {"mode": "pad"}},
+    "data.sources": {"data": {"sources": {"NAME": {"path": "here"}}}},
 }
 ONE_CHOICE = {"optim.rule", "eval.weights"}  # no other value that could stand alone
 
@@ -117,7 +157,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
 
 def at(config: Any, path: str) -> Any:
     for key in path.split("."):
-        config = getattr(config, key)
+        config = config[key] if isinstance(config, dict) else getattr(config, key)
     return config
 
 
@@ -141,14 +181,16 @@ def test_every_key_says_the_same_in_every_form(path: str, tmp_path: Path) -> Non
     toml.write_text(tomli_w.dumps(nested(path, "none" if written is None else written)))
     json_.write_text(json.dumps(nested(path, written)))
     yaml_.write_text(yaml.safe_dump(nested(path, written)))
-    by_hand = load_config(nested(path, written))
+    below = next((layer for start, layer in BELOW.items() if path.startswith(start)), {})
+    by_hand = load_config(below, nested(path, written))
     assert at(by_hand, path) == read
     assert type(at(by_hand, path)) is type(read)
-    assert (at(Config(), path) != read) is (path not in ONE_CHOICE)
+    assert (at(load_config(below), path) != read) is (path not in ONE_CHOICE)
     for layer in (toml, json_, yaml_, f"{path}={spoken(written)}"):
-        assert load_config(layer) == by_hand, layer
+        assert load_config(below, layer) == by_hand, layer
     assert load_config(msgspec.to_builtins(by_hand)) == by_hand
-    assert load_config(nested(path, written), f"~{path}") == Config()
+    if path != "data.sources.NAME.path":  # a source has no default place
+        assert load_config(below, nested(path, written), f"~{path}") == load_config(below)
 
 
 @pytest.mark.parametrize("kind", STRUCTS, ids=lambda kind: kind.__name__)
@@ -323,7 +365,8 @@ def test_compile_takes_truth_values_for_on_and_off(tmp_path: Path) -> None:
 def test_a_list_is_json_or_bare_words_in_brackets() -> None:
     assert load_config('data.path=["a,b", "c"]').data.path == ("a,b", "c")
     assert load_config("data.path=[a, b c]").data.path == ("a", "b c")
-    assert load_config("data.path=[]").data.path == ()
+    assert load_config("optim.no_decay=[]").optim.no_decay == ()
+    assert load_config("batch.mode=pad", "batch.length=64", "batch.buckets=[16, 64]").batch.buckets == (16, 64)
     assert load_config("data.path=a,b").data.path == "a,b"
     assert load_config("optim.no_decay=[*.norm]").optim.no_decay == ("*.norm",)
     wanted = "optim.no_decay=*.norm must be list of texts or none; change the value"
@@ -515,7 +558,16 @@ def test_settings_that_do_not_go_together_are_refused_before_anything_is_made(
                 "leave scale.dynamic out or use bf16"
             ),
         ),
-        (lambda: DataIdentity(tokens=-1), "data.tokens=-1 must be >= 0; give one in range"),
+        (lambda: SourceIdentity(tokens=-1), "data.sources.NAME.tokens=-1 must be >= 0; give one in range"),
+        (lambda: Data(path=""), "data.path='' must name files, folders or globs; leave it out for stdlib:"),
+        (
+            lambda: Data(sources={"a.b": Source(path="x")}),
+            "data.sources.a.b: name must be of letters, digits, - and _ (it is a place in the state); rename it",
+        ),
+        (
+            lambda: Data(sources={"a": Source()}),
+            "data.sources.a.path='' must name files, folders or globs; set it",
+        ),
     ],
     ids=itertools.count(),
 )
@@ -576,7 +628,7 @@ def test_tokens_are_rounded_up_to_whole_updates() -> None:
 
 
 def test_everything_static_reaches_the_recipe() -> None:
-    identity = DataIdentity(digest="d", tokens=9)
+    identity = DataIdentity(sources=(SourceIdentity(digest="d", tokens=9),))
     config = load_config("model.width=64", "batch.rows=6", "optim.lr=1", "precision.compute=bf16", "guard.window=8")
     recipe = recipe_of(config, identity)
     assert recipe.data == identity

@@ -104,7 +104,7 @@ def test_without_fsspec_a_url_is_refused_with_the_extra_to_install(monkeypatch: 
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(DataError) as caught:
         open_binary("memory://a")
-    want = "fsspec is not installed, must be there to read URLs; pip install 'purestep[data]'"
+    want = "fsspec is not installed, must be there to read URLs; pip install 'purestep[remote]'"
     assert str(caught.value) == f"memory://a: {want}"
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lib.config import Config, DataIdentity, load_config, recipe_of
+from lib.config import Config, DataIdentity, SourceIdentity, load_config, recipe_of
 from lib.run.launch import Launch
 from lib.run.meter import meter
 from lib.run.resume import Recorded, Resumed, as_info, compare, recorded_in, with_changes
@@ -19,7 +19,7 @@ RUN = load_config(
     *("steps=100", "run.threads=2", "compile=off", "model.depth=4", "batch.length=256", "optim.beta2=0.95"),
     *("schedule.warmup=50", "schedule.shape=cosine", "precision.compute=fp32", "data.holdout=0.01"),
 )
-OLD = recipe_of(RUN, DataIdentity(digest="d", holdout=0.01, holdout_by="tail", tokens=9))
+OLD = recipe_of(RUN, DataIdentity(holdout=0.01, holdout_by="tail", sources=(SourceIdentity(digest="d", tokens=9),)))
 BITS = "; from here on the bits may differ from those of an unbroken run"
 
 

