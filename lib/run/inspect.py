@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,8 @@ def inspect_verb(told: Launch, voice: Progress, signals: Signals) -> int:
         voice.say(f"verified: step {int(state['step'])}, {len(named)} leaves, {size / 1e6:.1f} MB")
         for source, cursor in state["cursor"].items():
             voice.say(f"cursor {source}: {', '.join(f'{name} {int(value)}' for name, value in cursor.items())}")
+        for line in _data(Path(told.config.run.dir) / "data.json"):
+            voice.say(line)
         voice.say(_recipe(state["recipe"]))
         info = read_info(Path(told.config.run.dir))
         voice.say("written by: " + ", ".join(f"{name} {value}" for name, value in info.items()))
@@ -53,6 +57,15 @@ def _row(path: str, leaf: torch.Tensor) -> tuple[str, str, str, str, str]:
     norm = torch.linalg.vector_norm(leaf.to(torch.float64))
     shape = "x".join(map(str, leaf.shape)) or "-"
     return path, shape, str(leaf.dtype).removeprefix("torch."), str(leaf.nbytes), f"{norm:.6g}"
+
+
+def _data(path: Path) -> Iterator[str]:
+    """What was read for each source, and what was not."""
+    try:
+        sources = json.loads(path.read_bytes())["sources"]
+        yield from (f"data {name}: {about['summary']}" for name, about in sources.items())
+    except (OSError, ValueError, KeyError, TypeError):
+        yield f"{path}: cannot be read; the run writes it anew when it goes on"
 
 
 def _recipe(recipe: Recipe) -> str:

@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lib.errors import DivergedError
+from lib.errors import DataError, DivergedError
 from lib.step import Step
 
 __all__ = ["Acts", "End", "Plan", "due", "loop"]
@@ -79,6 +79,7 @@ def loop(state: TensorDict, batches: Iterator[TensorDict], plan: Plan, acts: Act
         checkpoint: the newest committed checkpoint.
 
     Raises:
+        DataError: a batch could not be made; the state before it is committed.
         DivergedError: `plan.patience` updates in a row were refused; no such state is committed.
         CheckpointError: a checkpoint or a row could not be written; the earlier ones are intact.
     """
@@ -87,7 +88,13 @@ def loop(state: TensorDict, batches: Iterator[TensorDict], plan: Plan, acts: Act
     each_step = worst.device.type == "cpu"  # elsewhere reading a number waits for the device
     while step < plan.last and not acts.asked():
         # 1. The batch at the cursor, made ahead of time: the state does not know how far ahead.
-        batch = next(batches)
+        try:
+            batch = next(batches)
+        except DataError:  # whoever makes batches has failed, the state has not
+            if saved != step:
+                _check_refused(worst, step, plan.patience, checkpoint)
+                acts.save(state)
+            raise
         # 2. The pure step. The old state may be used up by it, so from here on only the new one exists.
         state, metrics = acts.step(state, batch)
         step += 1

@@ -162,13 +162,19 @@ def plan_of(recipe: Recipe) -> Plan:
     )
 
 
-def data_text(found: Found, config: Config) -> str:
-    """data.json: what the run is trained on, file by file."""
+def data_text(found: Found, config: Config, text: Text) -> str:
+    """data.json: what the run is trained on, file by file, and what was read of it."""
     paths = {name: source.path for name, source in sources_of(config.data).items()}
     parts = []
     for name, corpus in found.items():
         entries = ",\n".join(f"    {json.dumps(list(entry))}" for entry in corpus.entries)
-        head = json.dumps({"path": paths.get(name, config.data.heldout), "digest": corpus.identity})[:-1]
+        about = {
+            "path": paths.get(name, config.data.heldout),
+            "digest": corpus.identity,
+            "summary": summary(text.stores[name]),
+            "counts": text.stores[name].counts,
+        }
+        head = json.dumps(about)[:-1]
         parts.append(f'  {json.dumps(name)}: {head}, "entries": [\n{entries}\n  ]}}')
     return '{"format": 2, "sources": {\n' + ",\n".join(parts) + "\n}}\n"
 

@@ -92,7 +92,7 @@ def fresh(told: Launch, voice: Progress) -> Start:
     )
     fixed = settled(config, recipe.schedule, threads=threads, compiled=compiled)
     info = as_info(threads, compiled, state["step"].device.type)
-    return Start(fixed, [state], None, text, data_text(found, fixed), info, compiled, recipe)
+    return Start(fixed, [state], None, text, data_text(found, fixed, text), info, compiled, recipe)
 
 
 def resumed(told: Launch, voice: Progress) -> Start:
@@ -123,7 +123,14 @@ def resumed(told: Launch, voice: Progress) -> Start:
     fixed = settled(config, going.recipe.schedule, threads=threads, compiled=compiled)
     info = as_info(threads, compiled, state["step"].device.type)
     return Start(
-        fixed, [with_changes(state, going.recipe)], path, text, data_text(found, fixed), info, compiled, going.recipe
+        fixed,
+        [with_changes(state, going.recipe)],
+        path,
+        text,
+        data_text(found, fixed, text),
+        info,
+        compiled,
+        going.recipe,
     )
 
 
