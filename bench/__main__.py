@@ -7,7 +7,7 @@ import sys
 
 from bench.harness import last_lines
 
-NAMES = ("step", "compile")
+NAMES = ("step", "compile", "data")
 
 
 def main(arguments: list[str]) -> int:

@@ -17,8 +17,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 __all__ = ["Ratio", "interleave", "last_lines", "record"]
 
 HISTORY = Path(__file__).parent / "history.jsonl"
@@ -54,6 +52,8 @@ def interleave(ours: Callable[[], Any], baseline: Callable[[], Any], *, turns: i
 
 def record(name: str, case: str, **values: Any) -> None:
     """Append one line to the history and print it."""
+    import torch  # not before: processes that only read text need none
+
     line = {
         "bench": name,
         "case": case,

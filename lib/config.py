@@ -46,6 +46,7 @@ __all__ = [
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
+_DTYPE = re.compile(r"[<>=]?[iu][1248]|u?int(8|16|32|64)")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 Share = Annotated[float, Meta(ge=0, lt=1)]
 
@@ -498,6 +499,8 @@ class Data(_Checked, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, source in sources_of(self).items():
+            _check_reading(f"data.sources.{name}" if self.sources else "data", source)
         for name, source in self.sources.items():
             at = f"data.sources.{name}"
             if not _NAME.fullmatch(name):
@@ -510,6 +513,23 @@ class Data(_Checked, frozen=True):
             raise ValueError(f"data.path={self.path} must not go with data.sources; make it one of the sources")
         if not self.sources and not self.path:
             raise ValueError("data.path='' must name files, folders or globs; leave it out for stdlib:")
+
+
+def _check_reading(at: str, source: Source) -> None:
+    if source.dtype is not None and not _DTYPE.fullmatch(source.dtype):
+        raise ValueError(
+            f"{at}.dtype={source.dtype} must be a NumPy dtype of whole numbers; write one like <u2 or uint32"
+        )
+    for name in ("text_key", "id_key"):
+        key = getattr(source, name)
+        if key is not None and (not key or not key.isprintable() or any(mark in key for mark in '"\\')):
+            raise ValueError(
+                f"{at}.{name}={key!r} must be a field's name without quotes or backslashes; rename the field"
+            )
+    if source.text_key == source.id_key:
+        raise ValueError(
+            f"{at}.id_key={source.id_key} must be another field than text_key; name one that identifies records"
+        )
 
 
 def sources_of(data: Data) -> dict[str, Source]:
