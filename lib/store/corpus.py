@@ -19,7 +19,7 @@ from typing import NamedTuple
 from lib.errors import DataError
 from lib.store.files import STDLIB, Found, find, refuse, shown, stamp
 from lib.store.formats import SIDE_CAR, Kind, kind_of
-from lib.store.remote import open_binary
+from lib.store.remote import binary, exists
 
 __all__ = ["STDLIB", "Corpus", "Entry", "Progress", "differences", "identity_of", "scan"]
 
@@ -37,7 +37,8 @@ class Entry(NamedTuple):
     Attributes:
         name: relative to what was named, with `/` between folders.
         size: bytes in the file.
-        digest: blake2b, 16 bytes in hex, of the file's content after a byte-order mark.
+        digest: blake2b, 16 bytes in hex, of the file's content after a byte-order mark; of a raw token file also of
+            its side-car.
     """
 
     name: str
@@ -98,7 +99,7 @@ def scan(
     skipped: Counter[str] = Counter()
     found = find(items, skipped)
     tick = _ticker(sum(each.size for each in found), progress)
-    read = [one for each in found if (one := _read(each, kind_of(each.path, format), skipped, tick))]
+    read = [one for each in found if (one := _read(each, kind_of(each.name, format), skipped, tick))]
     # Where the names in a list of folders meet, content decides on the order, never the absolute path.
     read.sort(key=lambda one: (one.entry.name.encode(), one.entry))
     entries = tuple(one.entry for one in read)
@@ -163,13 +164,13 @@ def _read(found: Found, kind: Kind, skipped: Counter[str], tick: Callable[[int],
         digest.update(piece[len(_BOM) :] if number == 0 and piece.startswith(_BOM) else piece)
         size += len(piece)
         tick(len(piece))
+    if kind.format == "bin" and exists(f"{found.path}.json"):  # which says what the bytes are
+        for piece in _pieces(f"{found.path}.json"):
+            digest.update(piece)
     return _Read(Entry(shown(found.name), size, digest.hexdigest()), found.path, before)
 
 
 def _pieces(path: str) -> Iterator[bytes]:
-    try:
-        with open_binary(path) as file:
-            while piece := file.read(_PIECE):
-                yield piece
-    except OSError as error:
-        raise DataError(f"{shown(path)}: cannot be read ({error.strerror}); allow reading or remove it") from None
+    with binary(path) as file:
+        while piece := file.read(_PIECE):
+            yield piece
