@@ -2,7 +2,8 @@
 
 A part is some stretches of some files, about `PART_BYTES` of them, chosen by the files' names and sizes alone. What is
 written of it is all that a store needs to know: ids with their marks, how long each document is, its digest, where it
-stands in its file. It appears under its name in one rename, whole; a part that is there is not written again.
+stands in its file. It appears under its name in one rename, whole; a part that is there is not written again, unless it
+is damaged or of other stretches.
 """
 
 from __future__ import annotations
@@ -11,31 +12,52 @@ import os
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from lib.errors import DataError
 from lib.store.corpus import Corpus
-from lib.store.disk import sync, temporary
-from lib.store.encoded import Files, Place, write_records
+from lib.store.disk import discard, sync, temporary
+from lib.store.documents import Place
+from lib.store.encoded import Files, write_records
 from lib.store.files import shown, stamp
-from lib.store.formats import Kind, kind_of, records, spans
+from lib.store.formats import Kind, first_lines, kind_of, records, spans
 from lib.store.making import Making
 from lib.store.record import Reading, Span
-from lib.store.remote import open_binary
+from lib.store.remote import binary
 
-__all__ = ["Job", "Part", "Written", "part_path", "parts_of", "read_part", "write_part"]
+__all__ = ["Job", "Part", "Stretch", "Written", "part_path", "parts_of", "read_part", "write_part"]
 
 PART_BYTES = 32 << 20
 _BUFFER = 1 << 20
 
 
+class Stretch(NamedTuple):
+    """What a part reads of a file.
+
+    Attributes:
+        file: its number in the corpus.
+        path: where it is.
+        stamp: what it was like when it was scanned.
+        kind: what it is read as.
+        span: the stretch.
+        last: whether nothing of the file comes after.
+    """
+
+    file: int
+    path: str
+    stamp: tuple[int, ...]
+    kind: Kind
+    span: Span
+    last: bool
+
+
 class Part(NamedTuple):
-    """Some stretches of some files: (number of the file, where it is, its stamp, stretch)."""
+    """Some stretches of some files, and how many bytes of files they stand for."""
 
     number: int
-    stretches: tuple[tuple[int, str, tuple[int, ...], Span], ...]
+    stretches: tuple[Stretch, ...]
     size: int
 
 
@@ -48,7 +70,19 @@ class Job(NamedTuple):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What a written part says of itself."""
+    """What a written part says of itself.
+
+    Attributes:
+        documents: how many.
+        ids: how many, with marks.
+        text_bytes: bytes of text in them.
+        counted_bytes: bytes of text that the ids stand for.
+        empty: empty documents met.
+        skipped: what was passed over or mended, by cause.
+        cut: file, start and stop of each of its stretches.
+        found: documents of each stretch, and how many lines of the file belong to it.
+        sizes: bytes in each of its files.
+    """
 
     documents: int
     ids: int
@@ -56,22 +90,23 @@ class Written(msgspec.Struct, frozen=True):
     counted_bytes: int
     empty: int
     skipped: dict[str, int]
-    stretches: list[tuple[int, int, int]]  # number of the file, documents, lines or rows of the file that belong to it
+    cut: list[tuple[int, int, int]]
+    found: list[tuple[int, int]]
     sizes: dict[str, int]
 
 
 def parts_of(corpus: Corpus, reading: Reading) -> list[Part]:
     """Cut a corpus into parts, in the order of its files; the same ones wherever it lies."""
-    parts, held, size = list[Part](), list[tuple[int, str, tuple[int, ...], Span]](), 0
+    parts, held, size = list[Part](), list[Stretch](), 0
     for number, (entry, path, mark) in enumerate(zip(corpus.entries, corpus.paths, corpus.stamps, strict=True)):
-        kind = kind_of(path, reading.format)
+        kind = kind_of(entry.name, reading.format)
         some = spans(path, entry.size, kind, reading, target=PART_BYTES)
         share = entry.size // max(1, len(some))
         for span in some:
             if held and size + share > PART_BYTES:
                 parts.append(Part(len(parts), tuple(held), size))
                 held, size = [], 0
-            held.append((number, path, mark, span))
+            held.append(Stretch(number, path, mark, kind, span, span == some[-1]))
             size += share
     if held:
         parts.append(Part(len(parts), tuple(held), size))
@@ -83,14 +118,15 @@ def part_path(folder: Path, number: int) -> Path:
     return folder / f"part-{number:06d}"
 
 
-def read_part(path: Path) -> Written | None:
-    """What a part says of itself; none = it is not there, or not whole."""
+def read_part(folder: Path, part: Part) -> Written | None:
+    """What a part says of itself; none = it is not there, not whole, or of other stretches."""
+    path = part_path(folder, part.number)
     try:
         written = msgspec.json.decode((path / "part.json").read_bytes(), type=Written)
         whole = all((path / name).stat().st_size == size for name, size in written.sizes.items())
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return written if whole else None
+    return written if whole and written.cut == _cut(part) else None
 
 
 def write_part(job: Job) -> int:
@@ -105,61 +141,52 @@ def write_part(job: Job) -> int:
     """
     folder = Path(job.folder)
     final = part_path(folder, job.part.number)
-    if read_part(final) is None:
+    if read_part(folder, job.part) is None:
         with temporary(folder) as fresh:
             inside = fresh / final.name
             inside.mkdir()
             _write(inside, job.part, job.making)
             sync(inside)
-            try:
+            if read_part(folder, job.part) is None:  # else another process was quicker; what it wrote has the same bits
+                if os.path.lexists(final):
+                    discard(final)
                 os.rename(inside, final)
-            except OSError:  # another process was quicker; what it wrote has the same bits
-                if read_part(final) is None:
-                    raise
-            sync(folder)
+                sync(folder)
     return job.part.size
 
 
+def _cut(part: Part) -> list[tuple[int, int, int]]:
+    return [(one.file, one.span.start, one.span.stop) for one in part.stretches]
+
+
 def _write(folder: Path, part: Part, making: Making) -> None:
-    coder, skipped = making.coder(), Counter[str]()
-    if making.add_bos and coder.tokenizer.bos is None:
-        raise ValueError(f"data.add_bos=true: {making.tokenizer} has no begin mark; set data.bos_token or leave it out")
-    counts, stretches = Counter[str](), list[tuple[int, int, int]]()
+    coder, counts, skipped, found = making.coder(), Counter[str](), Counter[str](), list[tuple[int, int]]()
+    marks = coder.tokenizer
     with ExitStack() as stack:
-
-        def made(name: str) -> BinaryIO:
-            return stack.enter_context(open(folder / name, "wb", _BUFFER))
-
-        named = making.reading.id_key is not None
-        files = Files(
-            made("ids"),
-            made("mask") if making.template is not None else None,
-            made("lengths"),
-            made("digests"),
-            made("draws"),
-            made("origin"),
-            made("names") if named else None,
-            made("name_lengths") if named else None,
-        )
-        for number, path, mark, span in part.stretches:
-            kind = kind_of(path, making.reading.format)
-            tokenizer = coder.tokenizer
-            found = records(path, span, kind, making.reading, skipped, eos=tokenizer.eos, vocab=tokenizer.vocab)
-            at = Place(number, path, span, kind, making, coder, counts, skipped)
+        files = Files(**{
+            name: stack.enter_context(open(folder / name, "wb", _BUFFER)) for name in _names(making)
+        })  # fmt: skip
+        for one in part.stretches:
+            at = Place(one.file, one.path, one.span, one.kind, _first(one), making, coder, counts, skipped)
             before = counts["documents"]
-            _check_unchanged(path, mark)
-            write_records(files, found, at)
-            _check_unchanged(path, mark)
-            stretches.append((number, counts["documents"] - before, _lines(path, span, kind)))
+            _check_unchanged(one)
+            write_records(
+                files,
+                records(one.path, one.span, one.kind, making.reading, skipped, eos=marks.eos, vocab=marks.vocab),
+                at,
+            )
+            _check_unchanged(one)
+            found.append((counts["documents"] - before, _lines(one)))
         for file in files:
             if file is not None:
                 file.flush()
                 os.fsync(file.fileno())
-    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     about = Written(
         counts["documents"], counts["ids"], counts["text_bytes"], counts["counted_bytes"], counts["empty"],
-        dict(sorted(skipped.items())),
-        stretches, sizes,
+        skipped=dict(sorted((+skipped).items())),
+        cut=_cut(part),
+        found=found,
+        sizes={path.name: path.stat().st_size for path in folder.iterdir()},
     )  # fmt: skip
     with open(folder / "part.json", "wb") as file:
         file.write(msgspec.json.encode(about))
@@ -167,18 +194,30 @@ def _write(folder: Path, part: Part, making: Making) -> None:
         os.fsync(file.fileno())
 
 
-def _check_unchanged(path: str, mark: tuple[int, ...]) -> None:
-    if stamp(path) != mark:
-        raise DataError(f"{shown(path)}: changed while it was being read; run again when nothing writes to it")
+def _names(making: Making) -> list[str]:
+    names = ["ids", "lengths", "digests", "draws", "origin"]
+    names += ["mask"] if making.template is not None else []
+    return names + (["names", "name_lengths"] if making.reading.id_key is not None else [])
 
 
-def _lines(path: str, span: Span, kind: Kind) -> int:
+def _check_unchanged(one: Stretch) -> None:
+    if stamp(one.path) != one.stamp:
+        raise DataError(f"{shown(one.path)}: changed while it was being read; run again when nothing writes to it")
+
+
+def _first(one: Stretch) -> int:
+    """How many rows of a table come before a stretch; lines are counted up when all parts are there."""
+    return first_lines(one.path, [one.span], one.kind)[0] if one.kind.format in ("parquet", "arrow") else 0
+
+
+def _lines(one: Stretch) -> int:
     """Count the lines that begin in a stretch of a file of lines: what the numbers in the next one begin after."""
-    if kind.compression or kind.format not in ("text", "jsonl"):
+    if one.last or one.kind.compression or one.kind.format not in ("text", "jsonl"):
         return 0
-    count, left = int(span.start == 0), max(0, span.stop - 1) - max(0, span.start - 1)
-    with open_binary(path) as file:
-        file.seek(max(0, span.start - 1))
+    start, stop = one.span
+    count, left = int(start == 0), max(0, stop - 1) - max(0, start - 1)
+    with binary(one.path) as file:
+        file.seek(max(0, start - 1))
         while left > 0 and (piece := file.read(min(left, _BUFFER))):
             count += piece.count(b"\n")
             left -= len(piece)

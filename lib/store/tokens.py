@@ -15,12 +15,10 @@ builds and the other waits.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,11 +26,13 @@ from typing import Any, NamedTuple
 from lib.data.split import resolve
 from lib.data.tokenizer import Tokenizer
 from lib.errors import DataError
-from lib.store.build import COMMIT, SIDES, Split, assemble, state_of, whole
+from lib.store.alone import alone, alone_in_new, temporary_in
+from lib.store.build import COMMIT, Split, assemble, state_of, whole
 from lib.store.corpus import Corpus, Progress
-from lib.store.disk import discard, sweep, sync, temporary
+from lib.store.disk import discard, sweep, sync
 from lib.store.making import Making, ids_dtype
-from lib.store.parts import Job, part_path, parts_of, read_part, write_part
+from lib.store.parts import Job, Part, parts_of, read_part, write_part
+from lib.store.sides import SIDES
 from lib.store.stream import Stream, open_stream
 
 __all__ = ["Split", "Stream", "TokenStore", "key_of", "prepare", "summary"]
@@ -103,9 +103,8 @@ def prepare(
         )
     resolve(split.how, documents=0, share=split.holdout)  # a word that is none is found before anything is read
     key = key_of(corpus, making, tokenizer)
-    final = _final(cache, key, split, _counted(cache, key))
-    wrong, notes = "not there" if final is None else _damage(final), []
-    if wrong is not None or final is None:
+    final, notes = _known(cache, key, split), list[str]()
+    if final is None or (wrong := _damage(final)) is not None:
         if final is not None and os.path.lexists(final):
             notes.append(f"{final}: {wrong}; built anew")
         try:
@@ -114,7 +113,7 @@ def prepare(
             why = f"cannot be written ({error.strerror or error})"
             raise DataError(f"{cache}: {why}; set data.cache to a folder with room") from None
     train, heldout = (open_stream(final / side) for side in SIDES)
-    about = json.loads((final / "zarr.json").read_bytes())["attributes"]
+    about = _about(final)
     return TokenStore(
         path=final,
         train=train,
@@ -162,12 +161,26 @@ def _final(cache: Path, key: str, split: Split, documents: int | None) -> Path |
     return cache / blake2b(word, digest_size=16).hexdigest()
 
 
-def _counted(cache: Path, key: str) -> int | None:
-    """How many documents a corpus has, if it was built before with any split."""
+def _known(cache: Path, key: str, split: Split) -> Path | None:
+    """Where the store of a split lies, as far as it was noted how many documents a corpus has; none = it was not.
+
+    The note is no more than a hint: a store that it leads to must be of the split that was asked for.
+    """
     try:
-        return int((cache / f"{key}.documents").read_bytes())
+        documents = int((cache / f"{key}.documents").read_bytes())
     except (OSError, ValueError):
-        return None
+        documents = None
+    final = _final(cache, key, split, documents)
+    if split.how == "auto" and final is not None and _damage(final) is None:
+        told = _about(final)
+        if resolve("auto", documents=told["counts"]["documents"], share=split.holdout) != told["holdout_by"]:
+            return None
+    return final
+
+
+def _about(store: Path) -> dict[str, Any]:
+    about: dict[str, Any] = json.loads((store / "zarr.json").read_bytes())["attributes"]
+    return about
 
 
 def _build(
@@ -181,44 +194,41 @@ def _build(
     progress: Progress | None,
 ) -> Path:
     building = cache / f".building-{key}"
-    building.mkdir(parents=True, exist_ok=True)
-    about: dict[str, Any] = {
-        "format": FORMAT,
-        "tokenizer": tokenizer._asdict(),
-        "identity": corpus.identity,
-        "holdout": split.holdout,
-        **_options(making),
-    }
-    with _alone(building):
-        final = _final(cache, key, split, _counted(cache, key))
-        if final is not None and _damage(final) is None:  # who was here before has built it
-            shutil.rmtree(building, ignore_errors=True)
-            return final
-        _check_room(cache, corpus, tokenizer)
-        with _alone(cache):
-            sweep(cache)
-        sweep(building)
-        parts = parts_of(corpus, making.reading)
-        jobs = [Job(str(building), part, making) for part in parts]
-        missing = [job for job in jobs if read_part(part_path(building, job.part.number)) is None]
-        done = sum(part.size for part in parts) - sum(job.part.size for job in missing)
-        for size in doing(write_part, missing):
-            done += size
-            if progress:
-                progress(done, corpus.size)
-        documents = sum(part.documents for part in whole(building, len(parts)))
-        final = _final(cache, key, split, documents)
-        assert final is not None
-        with temporary(cache) as fresh:
-            (fresh / "documents").write_bytes(b"%d" % documents)
-            os.rename(fresh / "documents", cache / f"{key}.documents")
-            folder = fresh / final.name
-            folder.mkdir()
-            assemble(building, len(parts), folder, corpus=corpus, making=making, split=split, about=about)
-            with _alone(cache):
-                _publish(folder, final)
+    with alone_in_new(building):
+        final = _known(cache, key, split)
+        if final is None or _damage(final) is not None:  # else who was here before has built it
+            _check_room(cache, corpus, tokenizer)
+            with alone(cache):
+                sweep(cache)
+            sweep(building)
+            parts = _all_parts(building, corpus, making, doing, progress)
+            documents = sum(part.documents for part in whole(building, parts))
+            final = _final(cache, key, split, documents)
+            assert final is not None
+            about = {"format": FORMAT, "tokenizer": tokenizer._asdict(), "identity": corpus.identity}
+            about |= {"holdout": split.holdout, **_options(making)}
+            with temporary_in(cache) as fresh:
+                (fresh / "documents").write_bytes(b"%d" % documents)
+                os.rename(fresh / "documents", cache / f"{key}.documents")
+                if _damage(final) is not None:
+                    folder = fresh / final.name
+                    folder.mkdir()
+                    assemble(building, parts, folder, corpus=corpus, making=making, split=split, about=about)
+                    _publish(folder, final)
         shutil.rmtree(building, ignore_errors=True)
     return final
+
+
+def _all_parts(building: Path, corpus: Corpus, making: Making, doing: Doing, progress: Progress | None) -> list[Part]:
+    """Have the parts written that are not there yet."""
+    parts = parts_of(corpus, making.reading)
+    missing = [part for part in parts if read_part(building, part) is None]
+    done = sum(part.size for part in parts) - sum(part.size for part in missing)
+    for size in doing(write_part, [Job(str(building), part, making) for part in missing]):
+        done += size
+        if progress:
+            progress(done, corpus.size)
+    return parts
 
 
 def _check_room(cache: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
@@ -229,26 +239,15 @@ def _check_room(cache: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
         raise DataError(f"{have}; set data.cache to a folder with room")
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Let one process at a time work in a folder; what a process holds when it dies is free again."""
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with suppress(OSError):  # some network disks have no locks; there renaming alone keeps stores whole
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
-
-
 def _publish(folder: Path, final: Path) -> None:
     """Give a finished store its name, unless another process was quicker: what that one built has the same bits."""
-    if _damage(final) is None:
-        return
-    if os.path.lexists(final):
-        discard(final)
-    os.rename(folder, final)
-    sync(final.parent)
+    with alone(final.parent):
+        if _damage(final) is None:
+            return
+        if os.path.lexists(final):
+            discard(final)
+        os.rename(folder, final)
+        sync(final.parent)
 
 
 def _damage(folder: Path) -> str | None:

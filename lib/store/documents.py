@@ -1,0 +1,174 @@
+"""A record -> a document: its ids, without the marks that whoever lays documents end to end adds.
+
+A text is encoded, a conversation is laid out by its template and says which ids are trained on, and ids are taken as they
+are. A bad record is an error that says where it stands, or is counted, as the reading says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lib.data.chat import encode_turns, messages_of, render
+from lib.errors import DataError
+from lib.store.coders import Coder
+from lib.store.faults import REPLACED
+from lib.store.formats import Kind, place_of
+from lib.store.making import Making
+from lib.store.record import Record, Span
+
+__all__ = ["NOT_UTF8", "Document", "Place", "digest_of", "documents_of", "ids_of"]
+
+NOT_UTF8 = "not UTF-8"
+
+
+class Document(NamedTuple):
+    """A document.
+
+    Attributes:
+        ids: its ids.
+        mask: which of them are trained on; none = all.
+        own: it may have brought its marks along.
+        digest: 16 bytes of what it holds.
+        size: bytes of text in it.
+    """
+
+    ids: NDArray[np.integer]
+    mask: NDArray[np.bool_] | None
+    own: bool
+    digest: bytes
+    size: int
+
+
+class Place(NamedTuple):
+    """What every document of a stretch shares.
+
+    Attributes:
+        number: of the file.
+        path: where it is.
+        span: the stretch.
+        kind: what the file is read as.
+        first: what to add to the numbers of its records.
+        making: how records become ids.
+        coder: the tokenizer.
+        counts: of documents, ids and bytes, added to.
+        skipped: what was passed over or mended by cause, added to.
+    """
+
+    number: int
+    path: str
+    span: Span
+    kind: Kind
+    first: int
+    making: Making
+    coder: Coder
+    counts: Counter[str]
+    skipped: Counter[str]
+
+    def of(self, record: Record) -> str:
+        """Where a record stands, for an error."""
+        return place_of(self.path, self.span, self.kind, record.line)
+
+
+def documents_of(batch: Sequence[tuple[Record, bytes]], at: Place) -> Iterator[Document | None]:
+    """Turn records into documents; none = one is passed over.
+
+    Args:
+        batch: records, each with its text where it is one.
+        at: where they come from.
+
+    Raises:
+        DataError: a record is bad.
+    """
+    texts = [(record, text) for record, text in batch if record.text is not None]
+    encoded = iter(_encoded(texts, at))
+    for record, text in batch:
+        if record.text is None:
+            yield _ready_made(record, at) if record.ids is not None else _conversation(record, at)
+        else:
+            ids = next(encoded)
+            yield None if ids is None else Document(ids, None, False, digest_of(text), len(text))
+
+
+def ids_of(record: Record, text: bytes, at: Place, before: int = 0) -> tuple[NDArray[np.integer] | None, bool]:
+    """Encode a text, or a piece of one that `before` bytes of came earlier.
+
+    Returns:
+        The ids, none = the record is passed over; and whether the text had to be mended.
+
+    Raises:
+        DataError: the tokenizer does not take it.
+    """
+    try:
+        return at.coder.encode([text])[0], False
+    except ValueError as error:
+        wrong = _no_utf8(text)
+        if wrong is None:
+            raise DataError(f"{at.of(record)}: {error}") from None
+    errors = at.making.reading.errors
+    if errors == "stop":
+        what = (
+            f"byte 0x{text[wrong]:02x} at offset {before + wrong} of the text is not UTF-8, which this tokenizer needs"
+        )
+        fix = "save the file as UTF-8, set data.errors=replace or data.errors=skip, or data.tokenizer=bytes"
+        raise DataError(f"{at.of(record)}: {what}; {fix}")
+    if errors == "skip":
+        return None, False
+    return at.coder.encode([text.decode("utf-8", "replace").encode()])[0], True
+
+
+def digest_of(content: bytes) -> bytes:
+    """Digest what a document holds: which side it falls on, and whether it was there before."""
+    return blake2b(content, digest_size=16).digest()
+
+
+def _encoded(texts: Sequence[tuple[Record, bytes]], at: Place) -> list[NDArray[np.integer] | None]:
+    try:
+        return [*at.coder.encode([text for _, text in texts])]
+    except ValueError:
+        return [_counted(record, text, at) for record, text in texts]
+
+
+def _counted(record: Record, text: bytes, at: Place) -> NDArray[np.integer] | None:
+    ids, mended = ids_of(record, text, at)
+    at.skipped[NOT_UTF8] += ids is None
+    at.skipped[REPLACED] += mended
+    return ids
+
+
+def _no_utf8(text: bytes) -> int | None:
+    """Find the first byte that is no UTF-8."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return None
+
+
+def _ready_made(record: Record, at: Place) -> Document:
+    assert record.ids is not None
+    size = int(at.coder.sizes[record.ids].sum(dtype=np.int64))
+    return Document(record.ids, None, True, digest_of(record.ids.astype("<u4").tobytes()), size)
+
+
+def _conversation(record: Record, at: Place) -> Document | None:
+    assert record.fields is not None
+    assert at.making.template is not None
+    try:
+        turns = render(messages_of(record.fields), at.making.template, at.making.train_on)
+        ids, mask = encode_turns(turns, at.coder)
+    except ValueError as error:
+        if at.making.reading.errors == "skip":
+            at.skipped["conversation that breaks the rules"] += 1
+            return None
+        raise DataError(f"{at.of(record)}: {error}") from None
+    if not mask.any():
+        at.skipped["conversation with nothing to train on"] += 1
+        return None
+    size = sum(len(turn.text.encode()) for turn in turns if not turn.marks)
+    return Document(ids, mask, True, digest_of(ids.astype("<u4").tobytes() + mask.tobytes()), size)
