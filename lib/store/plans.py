@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from lib.data.pack import plan_rows
 from lib.errors import DataError
-from lib.store.disk import discard, sync, temporary
+from lib.store.alone import alone, temporary_in
+from lib.store.disk import discard, sync
 from lib.store.stream import Stream
 
 __all__ = ["MappedRows", "row_table"]
@@ -33,8 +34,8 @@ class MappedRows:
     rows: NDArray[np.int64] = field(repr=False, compare=False)
     pieces: NDArray[np.int64] = field(repr=False, compare=False)
 
-    def __reduce__(self) -> tuple[Callable[[Path], MappedRows | None], tuple[Path]]:
-        return _opened, (self.path,)
+    def __reduce__(self) -> tuple[Callable[[Path], MappedRows], tuple[Path]]:
+        return _mapped, (self.path,)
 
 
 def row_table(stream: Stream, mode: str, length: int) -> MappedRows:
@@ -52,19 +53,24 @@ def row_table(stream: Stream, mode: str, length: int) -> MappedRows:
     final = store.parent / f"{store.name}-{stream.path.name}-{mode}-{length}"
     if (table := _opened(final)) is None:
         try:
-            with temporary(store.parent) as fresh:
+            with temporary_in(store.parent) as fresh:
                 _write(fresh / final.name, stream, mode, length)
-                if os.path.lexists(final) and _opened(final) is None:
-                    discard(final)
-                if not os.path.lexists(final):
-                    os.rename(fresh / final.name, final)
-                    sync(final.parent)
+                with alone(store.parent):
+                    if os.path.lexists(final) and _opened(final) is None:
+                        discard(final)
+                    if not os.path.lexists(final):
+                        os.rename(fresh / final.name, final)
+                        sync(final.parent)
         except OSError as error:
             why = f"cannot be written ({error.strerror or error})"
             raise DataError(f"{final}: {why}; set data.cache to a folder with room") from None
-        table = _opened(final)
-    if table is None:
-        raise DataError(f"{final}: is damaged; remove it to have it made anew")
+        table = _mapped(final)
+    return table
+
+
+def _mapped(folder: Path) -> MappedRows:
+    if (table := _opened(folder)) is None:
+        raise DataError(f"{folder}: is not there or damaged; run again to have it made anew")
     return table
 
 
@@ -97,10 +103,9 @@ def _opened(folder: Path) -> MappedRows | None:
             return None
         if not rows:
             return MappedRows(folder, np.zeros(1, dtype=np.int64), np.empty((0, 2), dtype=np.int64))
-        return MappedRows(
-            folder,
-            np.memmap(folder / "rows", dtype="<i8", mode="r"),
-            np.memmap(folder / "pieces", dtype="<i8", mode="r").reshape(-1, 2),
-        )
+        ends = np.memmap(folder / "rows", dtype="<i8", mode="r")
+        if (ends[0], ends[-1]) != (0, pieces):
+            return None
+        return MappedRows(folder, ends, np.memmap(folder / "pieces", dtype="<i8", mode="r").reshape(-1, 2))
     except (OSError, ValueError, KeyError, TypeError):
         return None
