@@ -130,7 +130,7 @@ def open_stream(folder: Path) -> Stream:
     store = json.loads((folder.parent / "zarr.json").read_bytes())["attributes"]
     facts = json.loads((folder / "zarr.json").read_bytes())["attributes"]
     offsets = _index(folder / "offsets", "<i8")
-    if offsets[0] != 0 or offsets[-1] != facts["tokens"] or len(offsets) != facts["documents"] + 1:
+    if len(offsets) != facts["documents"] + 1 or offsets[0] != 0 or offsets[-1] != facts["tokens"]:
         raise ValueError(
             f"{folder.name}/offsets must lead from 0 to {facts['tokens']} in {facts['documents']} documents"
         )
