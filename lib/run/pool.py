@@ -40,8 +40,8 @@ def spread(processes: int | None, least: int = 2) -> Callable[[Callable[[Any], A
         with ProcessPoolExecutor(
             min(count, len(todo)), mp_context=multiprocessing.get_context("spawn"), initializer=_settle
         ) as pool:
-            results = [pool.submit(work, job) for job in todo]
             try:
+                results = [pool.submit(work, job) for job in todo]
                 for result in as_completed(results):
                     yield result.result()
             except BrokenProcessPool:
