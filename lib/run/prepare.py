@@ -45,7 +45,8 @@ def _described(name: str, store: TokenStore) -> str:
         if counts[key]:
             lines.append(f"  {counts[key]:>15,} {what}")
     lines += [f"  {count:>15,} {cause}" for cause, count in counts["skipped"].items()]
-    if counts["counted_bytes"] != counts["text_bytes"]:
+    # Of a conversation only what was said counts as text, and its template is not all marks.
+    if counts["counted_bytes"] != counts["text_bytes"] and not store.train.masked:
         lines.append(
             f"  {counts['counted_bytes']:>15,} bytes that the ids stand for: this tokenizer changes its text, so bits per "
             f"byte are of what it makes of it"
