@@ -170,6 +170,10 @@ def _asked(url: str, ask: Callable[[], T]) -> T:
         return ask()
     except FileNotFoundError:
         raise DataError(f"{_shown(url)}: no such file or folder; check the URL") from None
+    except ImportError:  # fsspec has the name of the kind, and the package behind it is not there
+        kind = url.partition("://")[0]
+        lack = f"the package that reads {kind}:// is not installed, must be there"
+        raise DataError(f"{_shown(url)}: {lack}; pip install 'purestep[remote]'") from None
     except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own
         raise DataError(f"{_shown(url)}: cannot be read ({said(error)}); check the URL and your rights") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -167,7 +168,9 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
         refused(pattern, f'{pattern}: matches no text file; check the pattern ("**" enters sub-folders)')
     lay(tmp_path, "in/x.txt")
     refused(tmp_path / "*", f'{tmp_path}/*: matches no text file; check the pattern ("**" enters sub-folders)')
-    refused("s3://bucket/x.txt", "s3://bucket/x.txt: no such file or folder; set data.path to text files")
+    if importlib.util.find_spec("s3fs") is None:
+        lack = "the package that reads s3:// is not installed, must be there; pip install 'purestep[remote]'"
+        refused("s3://bucket/x.txt", f"s3://bucket/x.txt: {lack}")
 
 
 def test_pipes_are_passed_over_in_a_folder_and_refused_by_name(tmp_path: Path) -> None:

@@ -131,12 +131,12 @@ def test_each_difference_of_the_data_is_listed(tmp_path: Path, folder: Path) -> 
     assert train(tmp_path, *mixed, "stop=1").code == 0
     run = tmp_path / "run"
     ended = run_here(
-        f"run.dir={run}", "data.sources.books.weight=0.5", "data.sources.web.text_key=id", "batch.mode=pack"
+        f"run.dir={run}", "data.sources.books.weight=0.5", "data.sources.web.text_key=body", "batch.mode=pack"
     )
     assert failed(ended, 2) == (
         f"run.dir={run}: this run has another recipe; batch.mode: run has concat, asked for pack; "
         "data.sources.books.weight: run has 0.3, asked for 0.5; "
-        "how data.sources.web is read: run has id_key=id, asked for text_key=id id_key=id; "
+        "how data.sources.web is read: run has id_key=id, asked for text_key=body id_key=id; "
         "these must stay as they are, set another run.dir for a new run"
     )
     more = run_here(f"run.dir={run}", f"data.sources.new.path={folder}/d.jsonl.zst")
