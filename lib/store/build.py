@@ -83,9 +83,11 @@ def assemble(
             facts = facts_of(building, part, told, lines)
             path = part_path(building, part.number)
             content = deal(path, facts, sides, making, share=split.holdout, cut=cut, content=content)
-        for side in sides.values():
-            for array in side.arrays.values():
-                array.shut()
+        arrays = [array for side in sides.values() for array in side.arrays.values()]
+        for array in arrays:
+            array.shut()
+        for array in arrays:
+            array.settle()
     counts = _counts(building, written, sides, corpus)
     _check_sides(sides, counts, split, how, making)
     _describe(folder, {**about, "holdout_by": how, "counts": counts}, sides, coder.sizes)
@@ -163,12 +165,8 @@ def _describe(folder: Path, attributes: dict[str, Any], sides: Mapping[str, Side
         facts = {"documents": side.documents, "tokens": side.size}
         group = root.create_group(name, attributes=facts)
         for key, array in side.arrays.items():
-            inner = (2,) if key == "origin" else ()
-            length, most = ((array.size, array.most), (array.size // 2, array.most // 2))[len(inner)]
-            chunks = (max(1, min(length, most)), *inner)
-            group.create_array(
-                key, shape=(length, *inner), chunks=chunks, dtype=array.dtype, compressors=None, fill_value=0
-            )
+            shape, chunks = (array.size, *array.inner), (max(1, min(array.size, array.most)), *array.inner)
+            group.create_array(key, shape=shape, chunks=chunks, dtype=array.dtype, compressors=None, fill_value=0)
     (folder / "sizes" / "c").mkdir(parents=True)
     (folder / "sizes" / "c" / "0").write_bytes(sizes.astype("<u2").tobytes())
     root.create_array("sizes", shape=sizes.shape, chunks=sizes.shape, dtype="uint16", compressors=None, fill_value=0)

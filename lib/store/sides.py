@@ -8,7 +8,7 @@ Zarr chunk is its bytes and nothing else.
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from lib.data.split import limit
 from lib.errors import DataError
+from lib.store.disk import IN_FLIGHT, begin_writeback
 from lib.store.making import Making, ids_dtype
 from lib.store.parts import Part, Written, part_path
 from lib.store.stream import CHUNK_IDS
@@ -55,19 +56,23 @@ class Facts(NamedTuple):
 
 @dataclass
 class _Array:
-    """A flat Zarr array while it is written: chunks of `most` items, one after the other."""
+    """A Zarr array while it is written, item by item: chunks of `most` items, one after the other."""
 
     folder: Path
     dtype: np.dtype[Any]
     most: int
+    inner: tuple[int, ...] = ()  # axes behind the first one, each in one chunk
     size: int = 0
     chunk: BinaryIO | None = None
+    unsynced: deque[BinaryIO] = field(default_factory=deque)
 
     def append(self, items: NDArray[Any]) -> None:
         while len(items):
             number, inside = divmod(self.size, self.most)
             if self.chunk is None:
-                self.chunk = open(self.folder / "c" / str(number), "wb", _BUFFER)  # noqa: SIM115 - shut when full
+                path = self.folder / "c" / "/".join([str(number), *"0" * len(self.inner)])
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self.chunk = open(path, "wb", _BUFFER)  # noqa: SIM115 - shut when full
             part = items[: self.most - inside]
             self.chunk.write(part.astype(self.dtype, copy=False).data)
             self.size += len(part)
@@ -77,17 +82,26 @@ class _Array:
 
     def drop(self) -> None:
         """Let go of what is not finished."""
-        if self.chunk is not None:
-            self.chunk.close()
+        for file in (self.chunk, *self.unsynced):
+            if file is not None:
+                file.close()
 
     def shut(self) -> None:
+        """End the chunk at hand; the disk begins with it while the next one is filled."""
         if self.chunk is not None:
             if self.size > self.most:  # Zarr wants chunks in full; what is missing is a hole in the file, without room
                 self.chunk.truncate(self.most * self.dtype.itemsize)
             self.chunk.flush()
-            os.fsync(self.chunk.fileno())
-            self.chunk.close()
+            begin_writeback(self.chunk.fileno(), 0, 0)
+            self.unsynced.append(self.chunk)
             self.chunk = None
+        self.settle(IN_FLIGHT)
+
+    def settle(self, left: int = 0) -> None:
+        """Sync finished chunks until so many are left."""
+        while len(self.unsynced) > left:
+            os.fsync(self.unsynced[0].fileno())
+            self.unsynced.popleft().close()
 
 
 @dataclass
@@ -119,7 +133,8 @@ def new_side(folder: Path, making: Making, vocab: int) -> Side:
     for name, dtype in kinds.items():
         (folder / name / "c").mkdir(parents=True)
         # The index is one chunk, so that it can be mapped as it is.
-        side.arrays[name] = _Array(folder / name, dtype, CHUNK_IDS if name in ("ids", "mask") else 1 << 62)
+        most, inner = CHUNK_IDS if name in ("ids", "mask") else 1 << 62, (2,) if name == "origin" else ()
+        side.arrays[name] = _Array(folder / name, dtype, most, inner)
     side.arrays["offsets"].append(np.zeros(1, np.int64))
     return side
 
@@ -137,7 +152,7 @@ def facts_of(building: Path, part: Part, written: Written, lines: Counter[int]) 
         some += lines[one.file] * (some > 0)
         lines[one.file] += more
         at += documents
-    named = read("name_lengths", "<i8") if "name_lengths" in written.sizes else None
+    named = read("name_lengths", "<i8") if "name_lengths" in written.files else None
     return Facts(read("lengths", "<i8"), read("draws", "<u8"), origin, named)
 
 
@@ -242,7 +257,7 @@ def _note(files: Mapping[str, BinaryIO], side: Side, some: Facts, names: NDArray
     """Note where documents end, where they come from and what they are called."""
     ends = side.size - int(some.lengths.sum()) + np.cumsum(some.lengths)
     side.arrays["offsets"].append(ends)
-    side.arrays["origin"].append(some.origin.reshape(-1))
+    side.arrays["origin"].append(some.origin)
     if some.name_lengths is not None:
         names = _names(files, some) if names is None else names
         assert names is not None

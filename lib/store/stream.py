@@ -78,7 +78,7 @@ class Stream:
 
     def origin(self, document: int) -> tuple[str, int, str]:
         """Say where a document comes from: its file's name, the line or row there (0 = the whole file), its own name."""
-        number, line = (int(part) for part in _index(self.path / "origin", "<i8")[2 * document : 2 * document + 2])
+        number, line = _index(self.path / "origin", "<i8", "0/0")[2 * document : 2 * document + 2].tolist()
         names = json.loads((self.path.parent / "files.json").read_bytes())
         own = b""
         if (self.path / "names").is_dir():
@@ -152,9 +152,9 @@ def open_stream(folder: Path) -> Stream:
     )
 
 
-def _index(folder: Path, dtype: str) -> NDArray[Any]:
+def _index(folder: Path, dtype: str, chunk: str = "0") -> NDArray[Any]:
     """Map an array of the index; nothing of it is read yet."""
-    path = folder / "c" / "0"
+    path = folder / "c" / chunk
     if not path.exists() or not path.stat().st_size:
         return np.empty(0, dtype=dtype)
     with open(path, "rb") as file:
