@@ -6,32 +6,20 @@ import os
 import re
 import shutil
 import tempfile
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from lib.data.bytes import decode
 from lib.errors import DataError
 from lib.store.corpus import Corpus, Entry, differences, identity_of, scan
-from lib.store.making import Making
-from lib.store.tokens import Split, prepare
+from tests.stores import documents, lay, made
 from tests.unit.test_files import nobody
-
-
-def lay(root: Path, files: dict[str, bytes]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text)
-    return root
 
 
 def texts(corpus: Corpus) -> list[bytes]:
     """The documents of plain files, as a store holds them."""
     with tempfile.TemporaryDirectory() as cache:
-        side = prepare(corpus, Making(), Split(0.0, "tail"), cache=Path(cache)).train
-        return [decode(side.ids(a, b)) for a, b in pairwise(side.offsets.tolist())]
+        return documents(made(corpus, Path(cache)).train)
 
 
 def refused(path: Path, message: str) -> None:
@@ -84,9 +72,8 @@ def test_empty_files_are_documents_but_not_all_of_them(tmp_path: Path) -> None:
 
 def test_nothing_to_read_is_refused_with_the_causes(tmp_path: Path) -> None:
     refused(tmp_path, f"{tmp_path}: no file of text there (nothing in it); set data.path to text")
-    lay(tmp_path, {".x": b"x", "y~": b"y", "z.jsonl": b"{}", "b": b"\0"})
-    causes = ".jsonl is a format that is not read yet: 1, binary, not text: 1, hidden: 1, "
-    causes += "leftover of an editor or a download: 1"
+    lay(tmp_path, {".x": b"x", "y~": b"y", "z.bin.json": b"{}", "b": b"\0"})
+    causes = "binary, not text: 1, describes a token file: 1, hidden: 1, leftover of an editor or a download: 1"
     refused(tmp_path, f"{tmp_path}: no file of text there ({causes}); set data.path to text")
 
 
@@ -107,15 +94,36 @@ def test_binary_files_are_passed_over_in_a_folder_and_refused_by_name(tmp_path: 
     refused(wide, f"{wide}: UTF-16, not UTF-8 (NUL at byte 3); save it as UTF-8 text")
 
 
-@pytest.mark.parametrize(("name", "suffix"), [
-    ("x.jsonl", ".jsonl"), ("x.txt.gz", ".gz"), ("x.JSONL.ZST", ".zst"), ("x.parquet", ".parquet"),
-    ("x.arrow", ".arrow"), ("x.npy", ".npy"), ("x.bin", ".bin"),
+def test_a_file_of_a_known_format_may_hold_any_bytes(tmp_path: Path) -> None:
+    found = ("a.arrow", "a.bin", "a.npy", "a.parquet", "a.txt.gz", "a.JSONL.ZST")
+    corpus = scan(lay(tmp_path, dict.fromkeys((*found, "a.txt"), b"\x00\x00\x00\x00")))
+    assert sorted(entry.name for entry in corpus.entries) == sorted(found)
+    assert corpus.skipped == {"binary, not text": 1}
+    assert len(scan(tmp_path, format="npy").entries) == 7
+
+
+def test_what_describes_a_token_file_is_part_of_it(tmp_path: Path) -> None:
+    lay(tmp_path, {"a.bin": b"\1\0\2\0", "b.txt": b"text"})
+    before = scan(tmp_path)
+    lay(tmp_path, {"a.bin.json": b'{"dtype": "<u2"}'})
+    described = scan(tmp_path)
+    assert [entry.name for entry in described.entries] == ["a.bin", "b.txt"]
+    assert described.skipped == {"describes a token file": 1}
+    lay(tmp_path, {"a.bin.json": b'{"dtype": "<u4"}'})
+    assert len({before.identity, described.identity, scan(tmp_path).identity}) == 3
+    assert differences(described.entries, scan(tmp_path).entries) == ["a.bin: content changed"]
+    path = tmp_path / "a.bin.json"
+    refused(path, f"{path}: describes a token file; name the token file itself")
+
+
+@pytest.mark.parametrize(("head", "what", "suffix"), [
+    (b"\x1f\x8b\x08\x08", "gzip", "gz"), (b"\x28\xb5\x2f\xfd", "Zstandard", "zst"),
 ])  # fmt: skip
-def test_formats_that_are_not_read_are_never_taken_for_text(tmp_path: Path, name: str, suffix: str) -> None:
-    lay(tmp_path, {name: b'{"text": "a"}\n', "y.txt": b"y"})
-    path = tmp_path / name
-    refused(path, f"{path}: {suffix} is a format that is not read yet; give plain text files")
-    assert scan(tmp_path).skipped == {f"{suffix} is a format that is not read yet": 1}
+def test_packed_text_under_a_plain_name_is_no_text(tmp_path: Path, head: bytes, what: str, suffix: str) -> None:
+    path = lay(tmp_path, {"x.txt": head + b"some text"}) / "x.txt"
+    message = f"{path}: begins as {what} does, must be plain; name it {path}.{suffix}"
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+        texts(scan(path))
 
 
 def test_an_unreadable_file_stops_the_run_at_its_start() -> None:
@@ -135,6 +143,7 @@ def test_a_file_that_changes_under_the_reader_is_noticed(tmp_path: Path) -> None
     message = f"{path}: changed while it was being read; run again when nothing writes to it"
     for after in (b"some text and more", b"some", b"some tixt", b""):
         path.write_bytes(b"some text")
+        os.utime(path, (5, 5))  # else all of this may happen within one tick of the disk's clock
         corpus = scan(path)
         path.write_bytes(after)
         with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
