@@ -2,7 +2,7 @@
 
 Guarantees: what a function here has written is synced when it returns; a temporary folder is locked for as long as
 its writer lives, so what a killed process leaves behind can be told from a save in progress and is swept away. A
-digest is taken while the bytes pass by. One thread does it all; the disk works behind it (see `_begin_writeback`).
+digest is taken while the bytes pass by. One thread does it all; the disk works behind it (see `begin_writeback`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "IN_FLIGHT",
+    "begin_writeback",
     "digest",
     "discard",
     "listing",
@@ -194,12 +196,12 @@ def _write(fd: int, pieces: Iterable[Any]) -> tuple[int, str]:
         while view:  # a single write may stop early (at 2 GiB on Linux)
             view = view[os.write(fd, view) :]
         if size - begun >= BLOCK_BYTES:
-            _begin_writeback(fd, begun, size - begun)
+            begin_writeback(fd, begun, size - begun)
             begun = size
     return size, sha.hexdigest()
 
 
-def _begin_writeback(fd: int, at: int, length: int) -> None:
+def begin_writeback(fd: int, at: int, length: int) -> None:
     """Let the disk start on what was written, while the next part is hashed: the sync then has little left to wait for.
 
     That is what Linux makes of "not needed any more"; elsewhere it is a hint at most.

@@ -22,7 +22,7 @@ from lib.store.formats import Kind, place_of
 from lib.store.making import Making
 from lib.store.record import Record, Span
 
-__all__ = ["NOT_UTF8", "Document", "Place", "digest_of", "documents_of", "ids_of"]
+__all__ = ["NOT_UTF8", "Document", "Met", "Place", "digest_of", "documents_of", "ids_of"]
 
 NOT_UTF8 = "not UTF-8"
 
@@ -49,6 +49,7 @@ class Place(NamedTuple):
     """What every document of a stretch shares.
 
     Attributes:
+        stretch: its number in the part.
         number: of the file.
         path: where it is.
         span: the stretch.
@@ -57,9 +58,11 @@ class Place(NamedTuple):
         making: how records become ids.
         coder: the tokenizer.
         counts: of documents, ids and bytes, added to.
+        found: documents of each stretch, added to.
         skipped: what was passed over or mended by cause, added to.
     """
 
+    stretch: int
     number: int
     path: str
     span: Span
@@ -68,6 +71,7 @@ class Place(NamedTuple):
     making: Making
     coder: Coder
     counts: Counter[str]
+    found: Counter[int]
     skipped: Counter[str]
 
     def of(self, record: Record) -> str:
@@ -75,19 +79,25 @@ class Place(NamedTuple):
         return place_of(self.path, self.span, self.kind, record.line)
 
 
-def documents_of(batch: Sequence[tuple[Record, bytes]], at: Place) -> Iterator[Document | None]:
+class Met(NamedTuple):
+    """A record where it was met, with its text where it is one."""
+
+    at: Place
+    record: Record
+    text: bytes
+
+
+def documents_of(batch: Sequence[Met]) -> Iterator[Document | None]:
     """Turn records into documents; none = one is passed over.
 
     Args:
-        batch: records, each with its text where it is one.
-        at: where they come from.
+        batch: at least one record, all of one part.
 
     Raises:
         DataError: a record is bad.
     """
-    texts = [(record, text) for record, text in batch if record.text is not None]
-    encoded = iter(_encoded(texts, at))
-    for record, text in batch:
+    encoded = iter(_encoded([met for met in batch if met.record.text is not None]))
+    for at, record, text in batch:
         if record.text is None:
             yield _ready_made(record, at) if record.ids is not None else _conversation(record, at)
         else:
@@ -127,11 +137,13 @@ def digest_of(content: bytes) -> bytes:
     return blake2b(content, digest_size=16).digest()
 
 
-def _encoded(texts: Sequence[tuple[Record, bytes]], at: Place) -> list[NDArray[np.integer] | None]:
+def _encoded(texts: Sequence[Met]) -> list[NDArray[np.integer] | None]:
+    if not texts:
+        return []
     try:
-        return [*at.coder.encode([text for _, text in texts])]
+        return [*texts[0].at.coder.encode([met.text for met in texts])]
     except ValueError:
-        return [_counted(record, text, at) for record, text in texts]
+        return [_counted(met.record, met.text, met.at) for met in texts]
 
 
 def _counted(record: Record, text: bytes, at: Place) -> NDArray[np.integer] | None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lib.data.split import drawn
 from lib.store.coders import pieces
-from lib.store.documents import NOT_UTF8, Document, Place, digest_of, documents_of, ids_of
+from lib.store.documents import NOT_UTF8, Document, Met, Place, digest_of, documents_of, ids_of
 from lib.store.faults import REPLACED
 from lib.store.making import ids_dtype
 from lib.store.record import Record
@@ -40,35 +40,36 @@ class Files(NamedTuple):
 class _Laid(NamedTuple):
     """Documents end to end, without the marks that are still to be added."""
 
-    records: list[Record]
+    mets: Sequence[Met]
     flat: NDArray[np.integer]
     lengths: NDArray[np.int64]
     trained: NDArray[np.bool_] | None  # none = all of it
     own: NDArray[np.bool_]  # may have brought its marks along
     digests: list[bytes]
     size: int
+    counted: int  # bytes of text that the ids stand for
 
 
-def write_records(files: Files, found: Iterable[Record], at: Place) -> None:
-    """Write the documents of a stretch.
+def write_records(files: Files, found: Iterable[tuple[Place, Record]]) -> None:
+    """Write the documents of a part, of whichever of its stretches.
 
     Raises:
         DataError: a record is bad.
     """
     for batch in _batches(found):
         if isinstance(batch, list):
-            if laid := _laid(batch, at):
-                _write(files, laid, at)
+            if laid := _laid(batch):
+                _write(files, laid)
         else:
-            _write_long(files, *batch, at)
+            _write_long(files, *batch)
 
 
-def _batches(found: Iterable[Record]) -> Iterator[list[tuple[Record, bytes]] | tuple[Record, Iterator[bytes]]]:
+def _batches(found: Iterable[tuple[Place, Record]]) -> Iterator[list[Met] | tuple[Met, Iterator[bytes]]]:
     """Group records that are small; a long text comes alone, as an iterator over its pieces."""
-    batch, size = list[tuple[Record, bytes]](), 0
-    for record in found:
+    batch, size = list[Met](), 0
+    for at, record in found:
         if record.text is None:
-            batch.append((record, b""))
+            batch.append(Met(at, record, b""))
             size += 64 if record.ids is None else record.ids.nbytes
         else:
             text = iter(record.text)
@@ -77,10 +78,10 @@ def _batches(found: Iterable[Record]) -> Iterator[list[tuple[Record, bytes]] | t
             if after is not None:
                 if batch:
                     yield batch
-                yield record, _chained(head, after, text)
+                yield Met(at, record, b""), _chained(head, after, text)
                 batch, size = [], 0
                 continue
-            batch.append((record, head))
+            batch.append(Met(at, record, head))
             size += len(head)
         if size >= _BATCH_BYTES or len(batch) >= _BATCH_DOCUMENTS:
             yield batch
@@ -95,42 +96,45 @@ def _chained(head: bytes, after: bytes, rest: Iterator[bytes]) -> Iterator[bytes
     yield from rest
 
 
-def _laid(batch: list[tuple[Record, bytes]], at: Place) -> _Laid | None:
+def _laid(batch: list[Met]) -> _Laid | None:
     """Lay a batch end to end; none = nothing of it is left."""
-    if at.coder.tokenizer.name == "bytes" and all(record.text is not None for record, _ in batch):
-        laid = _of_bytes(batch, at)
+    at = batch[0].at
+    if at.coder.tokenizer.name == "bytes" and all(met.record.text is not None for met in batch):
+        laid = _of_bytes(batch)
     else:
-        made = [(record, one) for (record, _), one in zip(batch, documents_of(batch, at), strict=True) if one]
+        made = [(met, one) for met, one in zip(batch, documents_of(batch), strict=True) if one]
         if not made:
             return None
-        laid = _of_documents([record for record, _ in made], [one for _, one in made], at)
+        laid = _of_documents([met for met, _ in made], [one for _, one in made])
     at.counts["empty"] += int((laid.lengths == 0).sum())
     if not (at.making.add_bos or at.making.add_eos):
         laid = _without_empty(laid)
-    return laid
+    return laid if len(laid.lengths) else None
 
 
-def _of_bytes(batch: list[tuple[Record, bytes]], at: Place) -> _Laid:
+def _of_bytes(batch: list[Met]) -> _Laid:
     """Texts as bytes, all of them in one go."""
-    lengths = np.fromiter((len(text) for _, text in batch), dtype=np.int64, count=len(batch))
-    (flat,) = at.coder.encode([b"".join([text for _, text in batch])])
-    digests = [digest_of(text) for _, text in batch]
+    texts = [met.text for met in batch]
+    lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(batch))
+    (flat,) = batch[0].at.coder.encode([b"".join(texts)])
     return _Laid(
-        [record for record, _ in batch], flat, lengths, None, np.zeros(len(batch), np.bool_), digests, len(flat)
+        batch, flat, lengths, None, np.zeros(len(batch), np.bool_), list(map(digest_of, texts)), len(flat), len(flat)
     )
 
 
-def _of_documents(records: list[Record], documents: Sequence[Document], at: Place) -> _Laid:
+def _of_documents(mets: list[Met], documents: Sequence[Document]) -> _Laid:
     masks = [np.ones(len(one.ids), np.bool_) if one.mask is None else one.mask for one in documents]
-    dtype = ids_dtype(at.coder.tokenizer.vocab)
+    coder = mets[0].at.coder
+    flat = np.concatenate([one.ids.astype(ids_dtype(coder.tokenizer.vocab), copy=False) for one in documents])
     return _Laid(
-        records,
-        np.concatenate([one.ids.astype(dtype, copy=False) for one in documents]),
+        mets,
+        flat,
         np.array([len(one.ids) for one in documents], dtype=np.int64),
         np.concatenate(masks),
         np.array([one.own for one in documents]),
         [one.digest for one in documents],
         sum(one.size for one in documents),
+        int(coder.sizes[flat].sum(dtype=np.int64)),
     )
 
 
@@ -139,15 +143,16 @@ def _without_empty(laid: _Laid) -> _Laid:
     some = laid.lengths > 0
     which = np.flatnonzero(some).tolist()
     return laid._replace(
-        records=[laid.records[n] for n in which],
+        mets=[laid.mets[n] for n in which],
         lengths=laid.lengths[some],
         own=laid.own[some],
         digests=[laid.digests[n] for n in which],
     )
 
 
-def _write(files: Files, laid: _Laid, at: Place) -> None:
-    marks, flat, lengths = at.coder.tokenizer, laid.flat, laid.lengths
+def _write(files: Files, laid: _Laid) -> None:
+    at, flat, lengths = laid.mets[0].at, laid.flat, laid.lengths
+    marks = at.coder.tokenizer
     ends = np.cumsum(lengths)
     begins = ends - lengths
     bos, eos = _missing(laid, begins, ends, at)
@@ -165,9 +170,9 @@ def _write(files: Files, laid: _Laid, at: Place) -> None:
         last[lengths > 0] = trained[ends[lengths > 0] - 1]
         learnt = np.concatenate([np.zeros(bos.sum(), np.bool_), last[eos]])
         files.mask.write(np.insert(trained, where[order], learnt[order]).tobytes())
-    _note(files, laid.records, laid.digests, lengths + bos + eos, at)
+    _note(files, laid.mets, laid.digests, lengths + bos + eos)
     at.counts["text_bytes"] += laid.size
-    at.counts["counted_bytes"] += int(at.coder.sizes[flat].sum(dtype=np.int64))
+    at.counts["counted_bytes"] += laid.counted
 
 
 def _missing(
@@ -183,26 +188,27 @@ def _missing(
     return making.add_bos & ~begun, making.add_eos & ~ended
 
 
-def _note(
-    files: Files, records: Sequence[Record], digests: Sequence[bytes], lengths: NDArray[np.int64], at: Place
-) -> None:
+def _note(files: Files, mets: Sequence[Met], digests: Sequence[bytes], lengths: NDArray[np.int64]) -> None:
     """Write what there is to know of documents beside their ids."""
     files.lengths.write(lengths.astype("<i8").tobytes())
     files.digests.write(b"".join(digest[:8] for digest in digests))
     files.draws.write(np.array([drawn(digest) for digest in digests], dtype="<u8").tobytes())
-    origin = np.full((len(records), 2), at.number, dtype="<i8")
-    origin[:, 1] = [record.line and at.first + record.line for record in records]
-    files.origin.write(origin.tobytes())
+    origin = [(at.number, record.line and at.first + record.line) for at, record, _ in mets]
+    files.origin.write(np.array(origin, dtype="<i8").tobytes())
     if files.names is not None and files.name_lengths is not None:
-        names = [(record.name or "").encode() for record in records]
+        names = [(met.record.name or "").encode() for met in mets]
         files.names.write(b"".join(names))
         files.name_lengths.write(np.array([len(name) for name in names], dtype="<i8").tobytes())
-    at.counts["documents"] += len(records)
-    at.counts["ids"] += int(lengths.sum())
+    counts, found = mets[0].at.counts, mets[0].at.found
+    counts["documents"] += len(mets)
+    counts["ids"] += int(lengths.sum())
+    for met in mets:
+        found[met.at.stretch] += 1
 
 
-def _write_long(files: Files, record: Record, text: Iterator[bytes], at: Place) -> None:
+def _write_long(files: Files, met: Met, text: Iterator[bytes]) -> None:
     """Write a text too long to hold, piece by piece; one that turns out to be passed over is cut off again."""
+    at, record, _ = met
     making, marks, dtype = at.making, at.coder.tokenizer, ids_dtype(at.coder.tokenizer.vocab)
     start, digest, size, counted, replaced = files.ids.tell(), blake2b(digest_size=16), 0, 0, False
     bos = marks.bos if making.add_bos else None
@@ -218,13 +224,14 @@ def _write_long(files: Files, record: Record, text: Iterator[bytes], at: Place) 
         replaced = replaced or mended
         files.ids.write(ids.astype(dtype, copy=False).data)
         digest.update(piece)
-        size, counted = size + len(piece), counted + int(at.coder.sizes[ids].sum(dtype=np.int64))
+        size += len(piece)
+        counted += len(ids) if marks.name == "bytes" else int(at.coder.sizes[ids].sum(dtype=np.int64))
     if making.add_eos:
         files.ids.write(dtype.type(marks.eos).tobytes())
     length = (files.ids.tell() - start) // dtype.itemsize
     if files.mask is not None:
         _write_ones(files.mask, length, first=bos is None)
-    _note(files, [record], [digest.digest()], np.array([length]), at)
+    _note(files, [met], [digest.digest()], np.array([length]))
     at.skipped[REPLACED] += replaced
     at.counts["text_bytes"] += size
     at.counts["counted_bytes"] += counted

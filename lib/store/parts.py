@@ -3,28 +3,31 @@
 A part is some stretches of some files, about `PART_BYTES` of them, chosen by the files' names and sizes alone. What is
 written of it is all that a store needs to know: ids with their marks, how long each document is, its digest, where it
 stands in its file. It appears under its name in one rename, whole; a part that is there is not written again, unless it
-is damaged or of other stretches.
+is damaged or of other stretches. Nothing is synced, for most parts live no longer than a minute: what an earlier
+process left is held against its checksums before it is used.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+import google_crc32c
 import msgspec
 
 from lib.errors import DataError
 from lib.store.corpus import Corpus
-from lib.store.disk import discard, sync, temporary
+from lib.store.disk import discard, temporary
 from lib.store.documents import Place
 from lib.store.encoded import Files, write_records
 from lib.store.files import shown, stamp
 from lib.store.formats import Kind, first_lines, kind_of, records, spans
 from lib.store.making import Making
-from lib.store.record import Reading, Span
+from lib.store.record import Reading, Record, Span
 from lib.store.remote import binary
 
 __all__ = ["Job", "Part", "Stretch", "Written", "part_path", "parts_of", "read_part", "write_part"]
@@ -81,7 +84,7 @@ class Written(msgspec.Struct, frozen=True):
         skipped: what was passed over or mended, by cause.
         cut: file, start and stop of each of its stretches.
         found: documents of each stretch, and how many lines of the file belong to it.
-        sizes: bytes in each of its files.
+        files: bytes in each of its files, and their crc32c.
     """
 
     documents: int
@@ -92,7 +95,7 @@ class Written(msgspec.Struct, frozen=True):
     skipped: dict[str, int]
     cut: list[tuple[int, int, int]]
     found: list[tuple[int, int]]
-    sizes: dict[str, int]
+    files: dict[str, tuple[int, int]]
 
 
 def parts_of(corpus: Corpus, reading: Reading) -> list[Part]:
@@ -118,12 +121,19 @@ def part_path(folder: Path, number: int) -> Path:
     return folder / f"part-{number:06d}"
 
 
-def read_part(folder: Path, part: Part) -> Written | None:
-    """What a part says of itself; none = it is not there, not whole, or of other stretches."""
+def read_part(folder: Path, part: Part, *, verify: bool = False) -> Written | None:
+    """What a part says of itself; none = it is not there, not whole, or of other stretches.
+
+    Args:
+        folder: where parts are.
+        part: which.
+        verify: read all of it, and hold it against its checksums.
+    """
     path = part_path(folder, part.number)
     try:
         written = msgspec.json.decode((path / "part.json").read_bytes(), type=Written)
-        whole = all((path / name).stat().st_size == size for name, size in written.sizes.items())
+        whole = all((path / name).stat().st_size == size for name, (size, _) in written.files.items())
+        whole = whole and not (verify and any(_crc(path / name) != crc for name, (_, crc) in written.files.items()))
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return written if whole and written.cut == _cut(part) else None
@@ -146,12 +156,10 @@ def write_part(job: Job) -> int:
             inside = fresh / final.name
             inside.mkdir()
             _write(inside, job.part, job.making)
-            sync(inside)
             if read_part(folder, job.part) is None:  # else another process was quicker; what it wrote has the same bits
                 if os.path.lexists(final):
                     discard(final)
                 os.rename(inside, final)
-                sync(folder)
     return job.part.size
 
 
@@ -160,38 +168,42 @@ def _cut(part: Part) -> list[tuple[int, int, int]]:
 
 
 def _write(folder: Path, part: Part, making: Making) -> None:
-    coder, counts, skipped, found = making.coder(), Counter[str](), Counter[str](), list[tuple[int, int]]()
-    marks = coder.tokenizer
+    coder, counts, found, skipped = making.coder(), Counter[str](), Counter[int](), Counter[str]()
+    places = [
+        Place(n, one.file, one.path, one.span, one.kind, _first(one), making, coder, counts, found, skipped)
+        for n, one in enumerate(part.stretches)
+    ]
     with ExitStack() as stack:
         files = Files(**{
             name: stack.enter_context(open(folder / name, "wb", _BUFFER)) for name in _names(making)
         })  # fmt: skip
-        for one in part.stretches:
-            at = Place(one.file, one.path, one.span, one.kind, _first(one), making, coder, counts, skipped)
-            before = counts["documents"]
-            _check_unchanged(one)
-            write_records(
-                files,
-                records(one.path, one.span, one.kind, making.reading, skipped, eos=marks.eos, vocab=marks.vocab),
-                at,
-            )
-            _check_unchanged(one)
-            found.append((counts["documents"] - before, _lines(one)))
-        for file in files:
-            if file is not None:
-                file.flush()
-                os.fsync(file.fileno())
+        write_records(files, _read(part, places))
     about = Written(
         counts["documents"], counts["ids"], counts["text_bytes"], counts["counted_bytes"], counts["empty"],
         skipped=dict(sorted((+skipped).items())),
         cut=_cut(part),
-        found=found,
-        sizes={path.name: path.stat().st_size for path in folder.iterdir()},
+        found=[(found[n], _lines(one)) for n, one in enumerate(part.stretches)],
+        files={path.name: (path.stat().st_size, _crc(path)) for path in folder.iterdir()},
     )  # fmt: skip
-    with open(folder / "part.json", "wb") as file:
-        file.write(msgspec.json.encode(about))
-        file.flush()
-        os.fsync(file.fileno())
+    (folder / "part.json").write_bytes(msgspec.json.encode(about))
+
+
+def _read(part: Part, places: Sequence[Place]) -> Iterator[tuple[Place, Record]]:
+    """Read the records of all stretches, each with where it is from."""
+    for one, at in zip(part.stretches, places, strict=True):
+        marks, reading = at.coder.tokenizer, at.making.reading
+        _check_unchanged(one)
+        for record in records(one.path, one.span, one.kind, reading, at.skipped, eos=marks.eos, vocab=marks.vocab):
+            yield at, record
+        _check_unchanged(one)
+
+
+def _crc(path: Path) -> int:
+    crc = 0
+    with open(path, "rb") as file:
+        while piece := file.read(_BUFFER):
+            crc = google_crc32c.extend(crc, piece)
+    return int(crc)
 
 
 def _names(making: Making) -> list[str]:

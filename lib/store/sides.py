@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -31,6 +32,7 @@ SIDES = ("train", "heldout")
 
 _BUFFER = 1 << 20  # many documents are shorter than a page
 _BLOCK_IDS = 1 << 21
+_MANY = 1000  # runs of documents of one side in a block
 
 
 class Facts(NamedTuple):
@@ -241,10 +243,18 @@ def _taken(file: BinaryIO, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def _parted(files: Mapping[str, BinaryIO], sides: Mapping[str, Side], some: Facts, late: NDArray[np.bool_]) -> None:
     """Deal out documents of both sides at once."""
-    of_ids, train, heldout = np.repeat(late, some.lengths), sides["train"].arrays, sides["heldout"].arrays
+    train, heldout = sides["train"].arrays, sides["heldout"].arrays
+    ends = np.cumsum(some.lengths)
+    edges = [0, *ends[np.flatnonzero(late[1:] != late[:-1])].tolist(), int(ends[-1])]
     for name in ("ids", "mask"):
-        if name in train:
-            items = _taken(files[name], len(of_ids), train[name].dtype)
+        if name not in train:
+            continue
+        items = _taken(files[name], edges[-1], train[name].dtype)
+        if len(edges) < _MANY:  # slices are copied several times faster than what a mask picks
+            for number, (begin, stop) in enumerate(pairwise(edges)):
+                (heldout if late[0] ^ (number % 2) else train)[name].append(items[begin:stop])
+        else:
+            of_ids = np.repeat(late, some.lengths)
             train[name].append(items[~of_ids])
             heldout[name].append(items[of_ids])
     named, names = some.name_lengths, _names(files, some)

@@ -222,7 +222,7 @@ def _build(
 def _all_parts(building: Path, corpus: Corpus, making: Making, doing: Doing, progress: Progress | None) -> list[Part]:
     """Have the parts written that are not there yet."""
     parts = parts_of(corpus, making.reading)
-    missing = [part for part in parts if read_part(building, part) is None]
+    missing = [part for part in parts if read_part(building, part, verify=True) is None]
     done = sum(part.size for part in parts) - sum(part.size for part in missing)
     for size in doing(write_part, [Job(str(building), part, making) for part in missing]):
         done += size
