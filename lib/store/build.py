@@ -151,6 +151,13 @@ def _duplicates(building: Path, written: Sequence[Written]) -> int:
 def _check_sides(sides: Mapping[str, Side], counts: Mapping[str, Any], split: Split, how: str, making: Making) -> None:
     marks = making.add_bos + making.add_eos
     have = f"data.holdout={split.holdout}, by {how}: of {counts['documents']} documents"
+    if not split.holdout and sides["train"].size == marks * sides["train"].documents:
+        causes = (
+            ", ".join(f"{cause}: {count}" for cause, count in counts["skipped"].items()) or "nothing was passed over"
+        )
+        raise DataError(
+            f"data.path: {counts['documents']} documents hold no text to train on ({causes}); give more text"
+        )
     if sides["train"].size == marks * sides["train"].documents:
         raise DataError(f"{have} no text is left to train on; lower data.holdout or give more text")
     if split.holdout and sides["heldout"].size == marks * sides["heldout"].documents:

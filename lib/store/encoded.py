@@ -22,6 +22,7 @@ from lib.store.record import Record
 __all__ = ["Files", "write_records"]
 
 _BATCH_BYTES, _BATCH_DOCUMENTS = 1 << 18, 4096  # so many are encoded at once
+_BLOCK_IDS = 1 << 20
 
 
 class Files(NamedTuple):
@@ -64,10 +65,17 @@ def write_records(files: Files, found: Iterable[tuple[Place, Record]]) -> None:
             _write_long(files, *batch)
 
 
-def _batches(found: Iterable[tuple[Place, Record]]) -> Iterator[list[Met] | tuple[Met, Iterator[bytes]]]:
-    """Group records that are small; a long text comes alone, as an iterator over its pieces."""
+def _batches(found: Iterable[tuple[Place, Record]]) -> Iterator[list[Met] | tuple[Met, Iterator[_Block]]]:
+    """Group records that are small; a long document comes alone, block by block."""
     batch, size = list[Met](), 0
     for at, record in found:
+        if record.ids is not None and len(record.ids) > _BLOCK_IDS:
+            if batch:
+                yield batch
+            met = Met(at, record, b"")
+            yield met, _id_blocks(met)
+            batch, size = [], 0
+            continue
         if record.text is None:
             batch.append(Met(at, record, b""))
             size += 64 if record.ids is None else record.ids.nbytes
@@ -78,7 +86,8 @@ def _batches(found: Iterable[tuple[Place, Record]]) -> Iterator[list[Met] | tupl
             if after is not None:
                 if batch:
                     yield batch
-                yield Met(at, record, b""), _chained(head, after, text)
+                met = Met(at, record, b"")
+                yield met, _text_blocks(met, _chained(head, after, text))
                 batch, size = [], 0
                 continue
             batch.append(Met(at, record, head))
@@ -206,27 +215,54 @@ def _note(files: Files, mets: Sequence[Met], digests: Sequence[bytes], lengths: 
         found[met.at.stretch] += 1
 
 
-def _write_long(files: Files, met: Met, text: Iterator[bytes]) -> None:
-    """Write a text too long to hold, piece by piece; one that turns out to be passed over is cut off again."""
+class _Block(NamedTuple):
+    """A block of a document that is too long to hold."""
+
+    ids: NDArray[np.integer] | None  # none = the whole document is passed over
+    mended: bool
+    content: bytes  # what its digest is made of
+    size: int  # bytes of text
+
+
+def _text_blocks(met: Met, text: Iterator[bytes]) -> Iterator[_Block]:
+    before = 0
+    for piece in pieces(text):
+        ids, mended = ids_of(met.record, piece, met.at, before)
+        yield _Block(ids, mended, piece, len(piece))
+        before += len(piece)
+
+
+def _id_blocks(met: Met) -> Iterator[_Block]:
+    assert met.record.ids is not None
+    for begin in range(0, len(met.record.ids), _BLOCK_IDS):
+        ids = met.record.ids[begin : begin + _BLOCK_IDS]
+        size = int(met.at.coder.sizes[ids].sum(dtype=np.int64))
+        yield _Block(ids, False, ids.astype("<u4").tobytes(), size)
+
+
+def _write_long(files: Files, met: Met, blocks: Iterator[_Block]) -> None:
+    """Write a document too long to hold, block by block; one that turns out to be passed over is cut off again."""
     at, record, _ = met
     making, marks, dtype = at.making, at.coder.tokenizer, ids_dtype(at.coder.tokenizer.vocab)
     start, digest, size, counted, replaced = files.ids.tell(), blake2b(digest_size=16), 0, 0, False
-    bos = marks.bos if making.add_bos else None
+    # Ids may bring their marks along, a text does not.
+    begun = record.ids is not None and marks.bos is not None and record.ids[0] == marks.bos
+    ended = record.ids is not None and record.ids[-1] == marks.eos
+    bos = marks.bos if making.add_bos and not begun else None
     if bos is not None:
         files.ids.write(dtype.type(bos).tobytes())
-    for piece in pieces(text):
-        ids, mended = ids_of(record, piece, at, size)
-        if ids is None:
+    for block in blocks:
+        if block.ids is None:
             files.ids.seek(start)
             files.ids.truncate()
             at.skipped[NOT_UTF8] += 1
             return
-        replaced = replaced or mended
-        files.ids.write(ids.astype(dtype, copy=False).data)
-        digest.update(piece)
-        size += len(piece)
-        counted += len(ids) if marks.name == "bytes" else int(at.coder.sizes[ids].sum(dtype=np.int64))
-    if making.add_eos:
+        replaced = replaced or block.mended
+        files.ids.write(block.ids.astype(dtype, copy=False).data)
+        digest.update(block.content)
+        size += block.size
+        counted += int(at.coder.sizes[block.ids].sum(dtype=np.int64))
+    if making.add_eos and not ended:
         files.ids.write(dtype.type(marks.eos).tobytes())
     length = (files.ids.tell() - start) // dtype.itemsize
     if files.mask is not None:

@@ -26,6 +26,7 @@ from lib.store.documents import Place
 from lib.store.encoded import Files, write_records
 from lib.store.files import shown, stamp
 from lib.store.formats import Kind, first_lines, kind_of, records, spans
+from lib.store.headers import side_car_of
 from lib.store.making import Making
 from lib.store.record import Reading, Record, Span
 from lib.store.remote import binary
@@ -193,6 +194,8 @@ def _read(part: Part, places: Sequence[Place]) -> Iterator[tuple[Place, Record]]
     for one, at in zip(part.stretches, places, strict=True):
         marks, reading = at.coder.tokenizer, at.making.reading
         _check_unchanged(one)
+        if one.kind.format == "bin":
+            _check_side_car(one, marks.name)
         for record in records(one.path, one.span, one.kind, reading, at.skipped, eos=marks.eos, vocab=marks.vocab):
             yield at, record
         _check_unchanged(one)
@@ -210,6 +213,15 @@ def _names(making: Making) -> list[str]:
     names = ["ids", "lengths", "digests", "draws", "origin"]
     names += ["mask"] if making.template is not None else []
     return names + (["names", "name_lengths"] if making.reading.id_key is not None else [])
+
+
+def _check_side_car(one: Stretch, tokenizer: str) -> None:
+    told = side_car_of(one.path)
+    if told is not None and told.tokenizer not in (None, tokenizer):
+        raise DataError(
+            f"{shown(one.path)}.json: tokenizer={told.tokenizer} must be {tokenizer}, which data.tokenizer names; "
+            f"name the one that made the ids"
+        )
 
 
 def _check_unchanged(one: Stretch) -> None:
