@@ -194,14 +194,23 @@ def test_the_side_is_that_of_the_text_digest(tmp_path: Path) -> None:
      "raise data.holdout, set it to 0, or give more text"),
     ({"1": b"a"}, 0.99, "tail",
      "data.holdout=0.99, by tail: of 1 documents no text is left to train on; lower data.holdout or give more text"),
+    ({"1.jsonl": b'{"text": ""}\n\n'}, 0.0, "auto",
+     "data.path: 1 documents hold no text to train on (blank line: 1); give more text"),
+    ({"1.jsonl": b"\n"}, 0.0, "auto",
+     "data.path: 0 documents hold no text to train on (blank line: 1); give more text"),
 ])  # fmt: skip
 def test_a_side_without_text_is_refused(
     tmp_path: Path, files: dict[str, bytes], holdout: float, how: str, message: str
 ) -> None:
     with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
         ready(tmp_path, files, holdout=holdout, how=how)
-    (left,) = names(tmp_path / "cache")  # its parts serve another share
-    assert left.startswith(".building-")
+    assert [name[:10] for name in names(tmp_path / "cache")] == [".building-"]
+
+
+def test_the_parts_of_a_split_that_was_refused_serve_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="no text is left to train on"):
+        ready(tmp_path, {"1": b"a"}, holdout=0.99)
+    monkeypatch.setattr(tokens, "write_part", None)  # none is written any more
     store = ready(tmp_path, {}, holdout=0.0)
     assert names(tmp_path / "cache") == [store.path.name]
 
