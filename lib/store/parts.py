@@ -152,12 +152,13 @@ def write_part(job: Job) -> int:
     """
     folder = Path(job.folder)
     final = part_path(folder, job.part.number)
-    if read_part(folder, job.part) is None:
+    if read_part(folder, job.part, verify=True) is None:
         with temporary(folder) as fresh:
             inside = fresh / final.name
             inside.mkdir()
             _write(inside, job.part, job.making)
-            if read_part(folder, job.part) is None:  # else another process was quicker; what it wrote has the same bits
+            # Else another process was quicker; what it wrote has the same bits.
+            if read_part(folder, job.part, verify=True) is None:
                 if os.path.lexists(final):
                     discard(final)
                 os.rename(inside, final)
