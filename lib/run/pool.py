@@ -50,7 +50,8 @@ def spread(processes: int | None, least: int = 2) -> Callable[[Callable[[Any], A
                     "run again to go on from what is done (data.processes=1 needs the least memory)"
                 ) from None
             finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+                # What is begun is finished first: nobody may go on writing when the caller believes that all has ended.
+                pool.shutdown(cancel_futures=True)
 
     return doing
 
