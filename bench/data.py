@@ -52,6 +52,19 @@ def _plain(folder: Path, size: int) -> Path:
     return path
 
 
+def _large(folder: Path, size: int) -> Path:
+    """Files of a megabyte."""
+    path = folder / "large"
+    path.mkdir()
+    held, number = b"", 0
+    for text in _text(size):
+        held += text
+        if len(held) >= 10**6:
+            (path / f"{number:06d}.py").write_bytes(held)
+            held, number = b"", number + 1
+    return path
+
+
 def _jsonl(folder: Path, size: int) -> Path:
     path = folder / "text.jsonl"
     with path.open("w", encoding="utf-8") as file:
@@ -185,23 +198,31 @@ def _seek(_megabytes: int) -> None:
 
 
 def _memory(megabytes: int) -> None:
-    """Peak memory of preparing and of reading batches, small corpus and large, each in a process of its own."""
+    """Peak memory of preparing and of reading batches, small corpus and large, each in a process of its own.
+
+    The names and digests of files have to be kept, so it grows with their number; with their size it must not.
+    """
     small, large = 50, max(500, 8 * megabytes)
-    for name, make in CORPORA.items():
-        peaks = {}
+    for name, make in (
+        ("JSONL", _jsonl),
+        ("plain text in files of 1 MB", _large),
+        ("plain text in files of 14 kB", _plain),
+    ):
+        peaks: dict[tuple[int, str], float] = {}
         for size in (small, large):
             with tempfile.TemporaryDirectory() as root:
                 path = make(Path(root), size * 10**6)
-                words = [sys.executable, "-m", "bench.data", str(path), str(Path(root) / "cache")]
-                done = subprocess.run(words, capture_output=True, text=True, check=True)
-                peaks[size] = json.loads(done.stdout.splitlines()[-1])
+                for what in ("prepare", "feed"):
+                    words = [sys.executable, "-m", "bench.data", what, str(path), str(Path(root) / "cache")]
+                    done = subprocess.run(words, capture_output=True, text=True, check=True)
+                    peaks[size, what] = float(done.stdout.splitlines()[-1])
         for what in ("prepare", "feed"):
-            a, b = peaks[small][what], peaks[large][what]
+            a, b = peaks[small, what], peaks[large, what]
             record("data", f"memory of {what}, {name}", ratio=b / a, small_mb=a, large_mb=b, of=[small, large])
 
 
-def _peaks(path: str, cache: str) -> None:
-    """Print the peak memory of this process and those it starts: while preparing, and while reading batches."""
+def _peak(what: str, path: str, cache: str) -> None:
+    """Print the peak memory of this process and those it starts, in MB, while it prepares or reads batches."""
     import threading
 
     import psutil
@@ -214,6 +235,7 @@ def _peaks(path: str, cache: str) -> None:
     from lib.run.pool import spread
     from lib.store.corpus import scan
     from lib.store.making import Making
+    from lib.store.stream import open_stream
     from lib.store.tokens import Split, prepare
 
     me, peak, done = psutil.Process(), [0.0], threading.Event()
@@ -222,22 +244,23 @@ def _peaks(path: str, cache: str) -> None:
         while not done.wait(0.02):
             total = 0
             for process in (me, *me.children(recursive=True)):
-                try:
-                    total += process.memory_full_info().uss
-                except psutil.Error:
+                try:  # not the index that is mapped: those pages are the disk's, and given back when they are wanted
+                    text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="utf-8")
+                except OSError:
                     continue
+                total += 1000 * int(text.partition("Anonymous:")[2].split()[0])
             peak[0] = max(peak[0], total / 1e6)
 
     threading.Thread(target=watch, daemon=True).start()
-    store = prepare(scan(path), Making(), Split(0.01, "auto"), cache=Path(cache), doing=spread(2, least=1))
-    found = {"prepare": peak[0]}
-    peak[0] = 0.0
-    source = Source("text", store.train)
-    for update in range(2000):
-        arrays_after((source,), Plan(16, 256), 0, {"text": Cursor(0, 0)}, 0, Share(), update * 7)
+    if what == "prepare":
+        prepare(scan(path), Making(), Split(0.01, "auto"), cache=Path(cache), doing=spread(2, least=1))
+    else:
+        source = Source("text", open_stream(next(Path(cache).glob("*/COMMIT")).parent / "train"))
+        for update in range(2000):
+            arrays_after((source,), Plan(16, 256), 0, {"text": Cursor(0, 0)}, 0, Share(), update * 7)
     done.set()
-    print(json.dumps(found | {"feed": peak[0]}))
+    print(peak[0])
 
 
 if __name__ == "__main__":
-    _peaks(*sys.argv[1:])
+    _peak(*sys.argv[1:])
