@@ -47,6 +47,7 @@ def about(_: int) -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "ignored": [signal.getsignal(one) == signal.SIG_IGN for one in stops],
+        "held": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         "heavy": [name for name in ("torch", "tensordict", "zarr") if name in sys.modules],
         "tokenizers": os.environ.get("TOKENIZERS_PARALLELISM"),
     }
@@ -62,6 +63,12 @@ def dying(n: int) -> int:
     if n == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return n
+
+
+def lasting(n: int) -> int:
+    if n == 0:
+        time.sleep(60)
+    return os.getpid()
 
 
 def test_results_come_as_they_are_done(tmp_path: Path) -> None:
@@ -82,7 +89,8 @@ def test_processes_ignore_signals_and_import_nothing_heavy() -> None:
     assert len({one["pid"] for one in told}) <= 2
     for one in told:
         assert (one["ignored"], one["tokenizers"]) == ([True] * 3, "false")
-        assert one["heavy"] == []
+        assert (one["heavy"], one["held"]) == ([], [])
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_an_error_arrives_as_what_it_is_with_where_it_came_from() -> None:
@@ -94,6 +102,17 @@ def test_an_error_arrives_as_what_it_is_with_where_it_came_from() -> None:
 def test_a_killed_process_is_an_error_in_words() -> None:
     with pytest.raises(DataError, match=f"^{re.escape(DEATH)}$"):
         list(spread(2)(dying, range(4)))
+
+
+def test_one_that_is_killed_while_it_waits_for_work_holds_nobody_up() -> None:
+    # It dies with the lock of the queue in its hands.
+    results = iter(spread(2)(lasting, [0, 1]))
+    pid, begin = next(results), time.monotonic()
+    time.sleep(0.2)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(DataError, match=f"^{re.escape(DEATH)}$"):
+        next(results)
+    assert time.monotonic() - begin < 10
 
 
 def test_one_that_dies_while_jobs_are_handed_out_too(monkeypatch: pytest.MonkeyPatch) -> None:

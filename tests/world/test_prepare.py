@@ -215,11 +215,16 @@ def test_a_process_of_the_pool_that_is_killed_ends_the_build_in_words_and_keeps_
     assert contents(root / "cache" / name) == contents(whole(root).path)
 
 
+@pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_are_the_affair_of_the_process_that_was_started(root: Path, number: int) -> None:
+def test_signals_are_the_affair_of_the_process_that_was_started(root: Path, number: int, early: bool) -> None:
     process = start(root, processes=2, pace=0.1)
-    wait_for(lambda: len(log(root, "written")) >= 1)
-    for pid in children(process.pid):
+
+    def workers() -> list[int]:
+        return [pid for pid in children(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    wait_for(lambda: len(workers()) == 2 and (early or len(log(root, "written")) >= 1))
+    for pid in workers():
         os.kill(pid, number)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
