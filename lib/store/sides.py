@@ -1,14 +1,12 @@
 """The documents of parts, dealt out to both sides of the split.
 
 Which side a document falls on is decided here, when all of them are known; parts do not depend on it. Ids go through in
-blocks, so memory does not grow with the corpus or with a document. The chunks are written by hand, since an uncompressed
-Zarr chunk is its bytes and nothing else.
+blocks, so memory does not grow with the corpus or with a document.
 """
 
 from __future__ import annotations
 
-import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,7 +19,7 @@ from numpy.typing import NDArray
 
 from lib.data.split import limit
 from lib.errors import DataError
-from lib.store.disk import IN_FLIGHT, begin_writeback
+from lib.store.chunks import Array
 from lib.store.making import Making, ids_dtype
 from lib.store.parts import Part, Written, part_path
 from lib.store.stream import CHUNK_IDS
@@ -30,7 +28,6 @@ __all__ = ["SIDES", "Facts", "Side", "deal", "facts_of", "new_side"]
 
 SIDES = ("train", "heldout")
 
-_BUFFER = 1 << 20  # many documents are shorter than a page
 _BLOCK_IDS = 1 << 21
 _MANY = 1000  # runs of documents of one side in a block
 
@@ -57,56 +54,6 @@ class Facts(NamedTuple):
 
 
 @dataclass
-class _Array:
-    """A Zarr array while it is written, item by item: chunks of `most` items, one after the other."""
-
-    folder: Path
-    dtype: np.dtype[Any]
-    most: int
-    inner: tuple[int, ...] = ()  # axes behind the first one, each in one chunk
-    size: int = 0
-    chunk: BinaryIO | None = None
-    unsynced: deque[BinaryIO] = field(default_factory=deque)
-
-    def append(self, items: NDArray[Any]) -> None:
-        while len(items):
-            number, inside = divmod(self.size, self.most)
-            if self.chunk is None:
-                path = self.folder / "c" / "/".join([str(number), *"0" * len(self.inner)])
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self.chunk = open(path, "wb", _BUFFER)  # noqa: SIM115 - shut when full
-            part = items[: self.most - inside]
-            self.chunk.write(part.astype(self.dtype, copy=False).data)
-            self.size += len(part)
-            items = items[len(part) :]
-            if self.size % self.most == 0:
-                self.shut()
-
-    def drop(self) -> None:
-        """Let go of what is not finished."""
-        for file in (self.chunk, *self.unsynced):
-            if file is not None:
-                file.close()
-
-    def shut(self) -> None:
-        """End the chunk at hand; the disk begins with it while the next one is filled."""
-        if self.chunk is not None:
-            if self.size > self.most:  # Zarr wants chunks in full; what is missing is a hole in the file, without room
-                self.chunk.truncate(self.most * self.dtype.itemsize)
-            self.chunk.flush()
-            begin_writeback(self.chunk.fileno(), 0, 0)
-            self.unsynced.append(self.chunk)
-            self.chunk = None
-        self.settle(IN_FLIGHT)
-
-    def settle(self, left: int = 0) -> None:
-        """Sync finished chunks until so many are left."""
-        while len(self.unsynced) > left:
-            os.fsync(self.unsynced[0].fileno())
-            self.unsynced.popleft().close()
-
-
-@dataclass
 class Side:
     """One side while it is written.
 
@@ -115,7 +62,7 @@ class Side:
         documents: how many it has.
     """
 
-    arrays: dict[str, _Array] = field(default_factory=dict)
+    arrays: dict[str, Array] = field(default_factory=dict)
     documents: int = 0
 
     @property
@@ -136,7 +83,7 @@ def new_side(folder: Path, making: Making, vocab: int) -> Side:
         (folder / name / "c").mkdir(parents=True)
         # The index is one chunk, so that it can be mapped as it is.
         most, inner = CHUNK_IDS if name in ("ids", "mask") else 1 << 62, (2,) if name == "origin" else ()
-        side.arrays[name] = _Array(folder / name, dtype, most, inner)
+        side.arrays[name] = Array(folder / name, dtype, most, inner)
     side.arrays["offsets"].append(np.zeros(1, np.int64))
     return side
 
