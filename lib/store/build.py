@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from lib.data.split import resolve, tail_cut
 from lib.errors import DataError
 from lib.store.corpus import Corpus
-from lib.store.disk import sync
+from lib.store.disk import sync, temporary
 from lib.store.making import Making
 from lib.store.parts import Part, Written, part_path, read_part
 from lib.store.sides import SIDES, Side, deal, facts_of, new_side
@@ -30,7 +30,7 @@ __all__ = ["COMMIT", "Split", "assemble", "state_of", "whole"]
 
 COMMIT = "COMMIT"
 
-_BUCKET = 1 << 20  # digests compared at once, about
+_AT_ONCE = 1 << 20  # digests that are compared at once
 
 
 class Split(NamedTuple):
@@ -136,16 +136,32 @@ def _counts(building: Path, written: Sequence[Written], sides: Mapping[str, Side
 
 
 def _duplicates(building: Path, written: Sequence[Written]) -> int:
-    """Count documents that were there before, a share of all digests at a time: memory does not grow with the corpus."""
+    """Count documents that were there before; the digests of many are first dealt out by their top bits, to files."""
     total = sum(part.documents for part in written)
-    buckets, distinct = max(1, -(-total // _BUCKET)), 0
-    for bucket in range(buckets):
-        some = []
-        for number in range(len(written)):
-            words = np.fromfile(part_path(building, number) / "digests", dtype="<u8")
-            some.append(words[words % np.uint64(buckets) == bucket])
-        distinct += len(np.unique(np.concatenate(some))) if some else 0
-    return total - distinct
+    digests = [part_path(building, number) / "digests" for number in range(len(written))]
+    if total > _AT_ONCE:
+        with temporary(building) as dealt:
+            return total - sum(_distinct([path]) for path in _dealt(digests, dealt))
+    return total - _distinct(digests)
+
+
+def _distinct(paths: Sequence[Path]) -> int:
+    words = [np.fromfile(path, dtype="<u8") for path in paths]
+    return len(np.unique(np.concatenate(words))) if words else 0
+
+
+def _dealt(digests: Sequence[Path], folder: Path) -> list[Path]:
+    """Deal digests out to files, equal ones to the same file."""
+    paths = [folder / f"{number:03}" for number in range(256)]
+    for digest in digests:
+        words = np.fromfile(digest, dtype="<u8")
+        words = words[np.argsort(words >> np.uint64(56), kind="stable")]
+        stops = np.searchsorted(words >> np.uint64(56), np.arange(257, dtype=np.uint64))
+        for path, begin, stop in zip(paths, stops[:-1], stops[1:], strict=True):
+            if stop > begin:
+                with open(path, "ab") as file:
+                    file.write(words[begin:stop].tobytes())
+    return [path for path in paths if path.exists()]
 
 
 def _check_sides(sides: Mapping[str, Side], counts: Mapping[str, Any], split: Split, how: str, making: Making) -> None:

@@ -224,7 +224,7 @@ def test_duplicates_are_counted_exactly_however_many_documents_there_are(
     text = b"".join(b"line %d\n" % (n * n % 97) for n in range(500))
     distinct = len(set(text.splitlines()))
     for bucket in (1, 7, 64, 500, 1 << 20):
-        monkeypatch.setattr("lib.store.build._BUCKET", bucket)
+        monkeypatch.setattr("lib.store.build._AT_ONCE", bucket)
         monkeypatch.setattr(parts, "PART_BYTES", 700)
         store = made(scan(lay(tmp_path / "text", {"a": text})), tmp_path / str(bucket), split="line")
         assert (store.counts["documents"], store.counts["duplicates"]) == (500, 500 - distinct)

@@ -453,7 +453,7 @@ def test_positions_beyond_2_to_the_31_lead_to_the_right_window(tmp_path: Path) -
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str) -> None:
     # Of lines, which are many, only so many are looked at together.
     monkeypatch.setattr(parts, "PART_BYTES", 1 << 18)
-    monkeypatch.setattr(build, "_BUCKET", 1 << 12)
+    monkeypatch.setattr(build, "_AT_ONCE", 1 << 12)
 
     def peak(pieces: int) -> int:
         with open(tmp_path / "x", "wb") as file:
