@@ -11,8 +11,9 @@ from collections.abc import Callable
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torch import _dynamo as dynamo
 
-from lib.config import Recipe
+from lib.config import Batch, Recipe
 from lib.model.flops import train_flops_per_token
 from lib.step import Step
 from lib.tree import Tree, from_leaves, leaves, tensordict
@@ -24,6 +25,7 @@ _Whole = Callable[[list[Tensor], list[Tensor]], tuple[list[Tensor], Tree]]
 # Both figures are from a two-core machine, on the side of not compiling: a slower machine compiles more slowly too.
 _COMPILE_S = 60.0
 _EAGER_FLOPS_PER_S = 60e9
+_FORMS = 4096
 _SAVED = 0.2  # share of an eager step's time that compilation saves at least
 
 
@@ -32,7 +34,13 @@ def decide(recipe: Recipe, steps: int) -> bool:
     if recipe.model is None:
         return False
     flops = train_flops_per_token(recipe.model, recipe.batch.length) * recipe.batch.rows * recipe.batch.length
-    return steps * flops / _EAGER_FLOPS_PER_S * _SAVED > _COMPILE_S
+    return steps * flops / _EAGER_FLOPS_PER_S * _SAVED > _COMPILE_S * _shapes(recipe.batch)
+
+
+def _shapes(batch: Batch) -> int:
+    """How many shapes batches may have, at most: each is compiled."""
+    lengths = 1 if batch.mode != "pad" else 3 if batch.buckets is None else len(batch.buckets)
+    return (len(batch.rows_at) + 1) * (len(batch.length_at) + 1) * lengths
 
 
 def faster(step: Step, *, compile: bool, donate: bool = True) -> Step:  # noqa: A002 (the name of the setting)
@@ -48,6 +56,8 @@ def faster(step: Step, *, compile: bool, donate: bool = True) -> Step:  # noqa: 
     """
     if not compile:
         return step
+    # Dynamo gives up after eight forms of a function, and a run has as many as its settings name.
+    dynamo.config.recompile_limit = dynamo.config.accumulated_recompile_limit = _FORMS
     known: dict[tuple[Recipe, tuple[str, ...], tuple[str, ...]], _Whole] = {}
 
     def compiled(state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:

@@ -7,10 +7,12 @@ the first step: a mistake leaves no trace, and a full disk is found at once.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -22,7 +24,7 @@ from lib.data.share import Share
 from lib.metrics import UNITS
 from lib.run.compile import faster
 from lib.run.evals import EVAL_UNITS, evaluate
-from lib.run.feed import feed
+from lib.run.feed import feed, pinned
 from lib.run.folder import as_toml, held, write_file
 from lib.run.launch import Launch
 from lib.run.lines import append, cut, evaluated, open_lines, read_lines, sync
@@ -115,10 +117,14 @@ def _train(start: Start, run: Path, voice: Progress, signals: Signals) -> End:
     voice.say(_about(start, plan))
     # A function of the arguments it is given here, in whatever process it runs.
     where = (start.text.sources, plan_of(start.recipe), int(seed), cursor_of(cursor), first, Share())
-    make = partial(arrays_after, *where)
+    make, device = partial(arrays_after, *where), step.device
+
+    def there(made: Mapping[str, Any]) -> TensorDict:
+        return pinned(batch_of(made), device)
+
     with (
         open_lines(metrics, {**UNITS, **EVAL_UNITS, **METER_UNITS}) as lines,
-        feed(make, batch_of, ahead=data.ahead, workers=data.workers) as batches,
+        feed(make, there, ahead=data.ahead, workers=data.workers) as batches,
     ):
         acts = _acts(start, run, lines, voice, signals)
         if due(first, plan) and evaluated(metrics, first) is None:  # no launch before got so far

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lib.config import Batch, Guard, Model, Optim, Precision, Recipe, Scale, Schedule
 from lib.optim import Rule
-from lib.run.compile import faster
+from lib.run.compile import decide, faster
 from lib.state import init_state
 from lib.step import Step, eval_step, make_train_step, train_step
 from lib.store import load, save
@@ -228,6 +228,19 @@ def test_a_fast_step_serves_more_recipes_and_shapes_than_the_tracer_keeps_of_one
         state = init_state(own(lr=n / 10), params={"w": torch.tensor(1.0)})
         batch = gradients(*({"w": 2.0},) * (2 if n == 9 else 1))
         assert same_bits(fast(state, batch)[0], step(state, batch)[0])
+    state = init_state(own(lr=0.5), params={"w": torch.tensor(1.0)})
+    for n in range(1, 13):  # as updates that grow have it
+        batch = gradients(*({"w": 2.0},) * n)
+        assert same_bits(fast(state, batch)[0], step(state, batch)[0])
+
+
+def test_a_run_of_many_shapes_is_compiled_only_if_it_earns_all_of_them_back() -> None:
+    def compiled(steps: int, **batch: Any) -> bool:
+        return decide(Recipe(batch=Batch(**batch)), steps)
+
+    grown = {"rows_at": ("9:32", "99:48")}
+    assert [compiled(1000), compiled(1000, **grown), compiled(3000, **grown)] == [True, False, True]
+    assert [compiled(1000, mode="pad"), compiled(1000, mode="pad", buckets=(256,))] == [False, True]
 
 
 # Inductor -------------------------------------------------------------------------------------------------------------
