@@ -331,6 +331,7 @@ class SourceIdentity(_Checked, frozen=True):
         digest: digest of its files (relative names, sizes, content digests).
         weight: its share of the rows, relative to the other sources'.
         reading: how files become documents, where it is not the default.
+        holdout_by: "document" (keyed hash of the content) or "tail" (the last share of the text).
         tokens: ids it trains on.
     """
 
@@ -339,6 +340,7 @@ class SourceIdentity(_Checked, frozen=True):
     digest: str = ""
     weight: Positive = 1.0
     reading: str = ""
+    holdout_by: Literal["document", "tail"] = "document"
     tokens: Natural = 0
 
 
@@ -348,14 +350,12 @@ class DataIdentity(_Checked, frozen=True):
     Attributes:
         tokenizer: name and digest of the tokenizer.
         holdout: share of documents held out.
-        holdout_by: "document" (keyed hash of the content) or "tail" (the last share of the text).
         sources: what each source is; none = batches come from elsewhere.
     """
 
     _at: ClassVar[str] = "data."
     tokenizer: str = "bytes"
     holdout: Share = 0.0
-    holdout_by: Literal["document", "tail"] = "document"
     sources: tuple[SourceIdentity, ...] = ()
 
 

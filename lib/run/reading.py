@@ -108,11 +108,11 @@ def open_text(found: Found, config: Config, recipe: Recipe, voice: Progress, *, 
         DataError: a record is bad, a source is shorter than one row, or a store cannot be written.
     """
     data, stores = config.data, dict[str, TokenStore]()
-    words = reading_words(config)
+    words, known = reading_words(config), {source.name: source.holdout_by for source in recipe.data.sources}
     share = 0.0 if HELDOUT in found else recipe.data.holdout
     for name, corpus in found.items():
         making = making_of(data, sources_of(data)[name] if name != HELDOUT else _shared(data))
-        split = Split(0.0 if name == HELDOUT else share, how or recipe.data.holdout_by)
+        split = Split(0.0 if name == HELDOUT else share, how or known.get(name) or "auto")
         stores[name] = prepare(
             corpus,
             making,
@@ -128,13 +128,18 @@ def open_text(found: Found, config: Config, recipe: Recipe, voice: Progress, *, 
     shape = plan_of(recipe)
     sources = tuple(_source(name, store, config, shape) for name, store in trained.items())
     check_sources(sources, shape)
-    tails = {store.how for store in trained.values()}
     identity = DataIdentity(
         tokenizer=next(iter(trained.values())).tokenizer.name,
         holdout=recipe.data.holdout,
-        holdout_by="tail" if tails == {"tail"} else "document",
         sources=tuple(
-            SourceIdentity(name, store.identity, _weight(config, name), words[name], store.train.size)
+            SourceIdentity(
+                name,
+                store.identity,
+                weight=_weight(config, name),
+                reading=words[name],
+                holdout_by="tail" if store.how == "tail" else "document",
+                tokens=store.train.size,
+            )
             for name, store in trained.items()
         ),
     )

@@ -105,13 +105,7 @@ def as_info(threads: int, compiled: bool, device: str) -> dict[str, Any]:
 def _asked(old: Recipe, launch: Launch) -> Recipe:
     """The recipe this launch asks for; what it does not name and can only be derived stays as it is."""
     config, replace = launch.config, msgspec.structs.replace
-    how = config.data.holdout_by
-    data = replace(
-        old.data,
-        holdout=config.data.holdout,
-        holdout_by=old.data.holdout_by if how == "auto" else how,
-        sources=_asked_sources(old, config),
-    )
+    data = replace(old.data, holdout=config.data.holdout, sources=_asked_sources(old, config))
     if "schedule.length" not in launch.named:
         config = replace(config, schedule=replace(config.schedule, length=old.schedule.length))
     if config.schedule.warmup is None:
@@ -122,11 +116,19 @@ def _asked(old: Recipe, launch: Launch) -> Recipe:
 def _asked_sources(old: Recipe, config: Config) -> tuple[SourceIdentity, ...]:
     """The sources this launch names; what they hold is known when they have been read."""
     known = {source.name: source for source in old.data.sources}
-    words = reading_words(config)
-    return tuple(
-        msgspec.structs.replace(known.get(name, SourceIdentity()), name=name, weight=source.weight, reading=words[name])
-        for name, source in sources_of(config.data).items()
-    )
+    words, how, asked = reading_words(config), config.data.holdout_by, list[SourceIdentity]()
+    for name, source in sources_of(config.data).items():
+        was = known.get(name, SourceIdentity())
+        asked.append(
+            msgspec.structs.replace(
+                was,
+                name=name,
+                weight=source.weight,
+                reading=words[name],
+                holdout_by=was.holdout_by if how == "auto" else how,
+            )
+        )
+    return tuple(asked)
 
 
 def _differences(old: Any, new: Any, at: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -152,6 +154,12 @@ def _different_sources(
             yield f"data.sources.{name}.weight", was.weight, after[name].weight
         if was.reading != after[name].reading:
             yield f"how data.sources.{name} is read", was.reading or "as usual", after[name].reading or "as usual"
+        if was.holdout_by != after[name].holdout_by:
+            yield (
+                "data.holdout_by" if len(before) == 1 else f"data.holdout_by of {name}",
+                was.holdout_by,
+                after[name].holdout_by,
+            )
 
 
 def _seeds(was: int, wants: int) -> list[tuple[str, Any, Any]]:

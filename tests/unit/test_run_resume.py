@@ -19,7 +19,7 @@ RUN = load_config(
     *("steps=100", "run.threads=2", "compile=off", "model.depth=4", "batch.length=256", "optim.beta2=0.95"),
     *("schedule.warmup=50", "schedule.shape=cosine", "precision.compute=fp32", "data.holdout=0.01"),
 )
-OLD = recipe_of(RUN, DataIdentity(holdout=0.01, holdout_by="tail", sources=(SourceIdentity(digest="d", tokens=9),)))
+OLD = recipe_of(RUN, DataIdentity(holdout=0.01, sources=(SourceIdentity(digest="d", holdout_by="tail", tokens=9),)))
 BITS = "; from here on the bits may differ from those of an unbroken run"
 
 

@@ -115,6 +115,19 @@ def test_a_run_on_any_text_is_stopped_and_goes_on_with_the_same_bits(kind: str, 
     assert rows(tmp_path / "cut") == rows(tmp_path / "run")
 
 
+def test_each_source_keeps_its_own_way_of_holding_out(tmp_path: Path, folder: Path) -> None:
+    many = tmp_path / "many.jsonl"
+    many.write_bytes(lines(0, 150))
+    words = (f"data.sources.many.path={many}", f"data.sources.few.path={folder}/a.txt", "steps=6")
+    ended = train(tmp_path, *words)
+    assert "held out by document" in ended.out
+    assert "held out by tail" in ended.out
+    assert train(tmp_path, *words, "stop=2", run="cut").code == 0
+    assert train(tmp_path, *words, run="cut").code == 0
+    assert bits(tmp_path / "cut") == bits(tmp_path / "run")
+    assert rows(tmp_path / "cut") == rows(tmp_path / "run")
+
+
 def test_who_makes_the_batches_changes_no_bit(tmp_path: Path, folder: Path) -> None:
     mixed = [word.format(folder) for word in MIXED]
     for name, ahead, workers in (("none", 0, 0), ("thread", 4, 0), ("one", 3, 1), ("three", 1, 3)):
