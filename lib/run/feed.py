@@ -9,36 +9,24 @@ where it happened.
 from __future__ import annotations
 
 import itertools
-import os
 import queue
-import signal
-import socket
-import subprocess
-import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from lib.errors import DataError
-from lib.run.worker import WATCHED, Failure, receive, send_call
+from lib.run.crew import Worker, close, end, fate, start
+from lib.run.worker import Failure, receive, send_call
 
 __all__ = ["feed", "pinned"]
 
 PATIENCE_S = 5.0
 
 _Made = Mapping[str, Any]
-
-
-class _Worker(NamedTuple):
-    number: int
-    process: subprocess.Popen[bytes]
-    line: socket.socket
 
 
 @contextmanager
@@ -56,7 +44,8 @@ def feed(
             least, before they are received, and two more wait in this process.
 
     Yields:
-        An iterator over the batches. On leaving the block the thread and the processes have ended.
+        An iterator over the batches. On leaving the block the thread and the processes have ended; a thread that has
+        not returned from a read 5 s later is left to itself, since it keeps nobody from ending.
 
     Raises:
         ValueError: a number is negative, or `make` cannot be sent to a worker.
@@ -70,8 +59,8 @@ def feed(
         try:
             yield batches
         finally:
-            _end(crew)
-            _close(crew)
+            end(crew)
+            close(crew)
         return
     line: queue.Queue[TensorDict | BaseException] = queue.Queue(maxsize=1 if crew else ahead)
     stop = threading.Event()
@@ -82,9 +71,9 @@ def feed(
         yield _drain(line)
     finally:
         stop.set()
-        _end(crew)  # before the thread, which may be waiting for one of them
+        end(crew)  # before the thread, which may be waiting for one of them
         _join(thread, line)
-        _close(crew)
+        close(crew)
 
 
 def pinned(batch: TensorDict, device: torch.device) -> TensorDict:
@@ -95,46 +84,23 @@ def pinned(batch: TensorDict, device: torch.device) -> TensorDict:
     return batch if device.type == "cpu" else batch.pin_memory().to(device, non_blocking=True)
 
 
-def _start(make: Callable[[int], _Made], workers: int, ahead: int) -> list[_Worker]:
-    crew: list[_Worker] = []
+def _start(make: Callable[[int], _Made], workers: int, ahead: int) -> list[Worker]:
+    crew: list[Worker] = []
     try:
         for number in range(workers):
-            crew += [_spawn(number, workers, waiting=max(1, -(-ahead // workers)))]
+            words = (number, workers, max(1, -(-ahead // workers)))
+            crew.append(start("lib.run.worker", number, words, setting="data.workers"))
         for worker in crew:  # only now: meanwhile all of them have been starting
             with suppress(ConnectionError):  # one that has died already is named when its batch is wanted
-                send_call(worker.line, make)
+                send_call(worker.line, make, name="make")
     except BaseException:
-        _end(crew)
-        _close(crew)
+        end(crew)
+        close(crew)
         raise
     return crew
 
 
-def _spawn(number: int, workers: int, *, waiting: int) -> _Worker:
-    ours, theirs = socket.socketpair()
-    path = os.pathsep.join(where or str(Path.cwd()) for where in sys.path)
-    # One thread each: their arithmetic is small, and the step wants the cores.
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    words = [str(value) for value in (theirs.fileno(), number, workers, waiting)]
-    # A signal that came while the worker starts would end it with a traceback; it inherits that they are blocked.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-c", "from lib.run.worker import main; main()", *words],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-        )
-    except OSError as error:
-        ours.close()
-        raise DataError(f"data worker {number} cannot be started ({error.strerror}); lower data.workers") from None
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
-    return _Worker(number, process, ours)
-
-
-def _received(crew: list[_Worker]) -> Iterator[_Made]:
+def _received(crew: list[Worker]) -> Iterator[_Made]:
     for worker in itertools.cycle(crew):
         batch = receive(worker.line)
         if batch is None:
@@ -146,7 +112,7 @@ def _received(crew: list[_Worker]) -> Iterator[_Made]:
         yield batch
 
 
-def _again(worker: _Worker, failure: Failure) -> Exception:
+def _again(worker: Worker, failure: Failure) -> Exception:
     """Make a worker's error an error of this process, of the same kind where callers tell kinds apart."""
     kinds: dict[str, type[Exception]] = {"DataError": DataError, "ValueError": ValueError}
     kind = kinds.get(failure.kind)
@@ -155,31 +121,9 @@ def _again(worker: _Worker, failure: Failure) -> Exception:
     return error
 
 
-def _gone(worker: _Worker) -> DataError:
-    who, how = f"data worker {worker.number} (pid {worker.process.pid})", "has hung up"
-    with suppress(subprocess.TimeoutExpired):
-        code = worker.process.wait(1)
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return DataError(f"{who} {how}, must live as long as the run; free memory or lower data.workers, then run it again")
-
-
-def _end(crew: list[_Worker]) -> None:
-    """End the workers: they hold nothing that needs saving, and killing is the end that always comes."""
-    for worker in crew:
-        worker.process.kill()
-    for worker in crew:
-        try:
-            worker.process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            warnings.warn(f"feed: data worker {worker.number} (pid {worker.process.pid}) is left behind", stacklevel=4)
-        # Not closed yet: a thread may be reading, and could find another file under the same number.
-        with suppress(OSError):
-            worker.line.shutdown(socket.SHUT_RDWR)
-
-
-def _close(crew: list[_Worker]) -> None:
-    for worker in crew:
-        worker.line.close()
+def _gone(worker: Worker) -> DataError:
+    who = f"data worker {worker.number} (pid {worker.process.pid}) {fate(worker)}"
+    return DataError(f"{who}, must live as long as the run; free memory or lower data.workers, then run it again")
 
 
 def _fill(batches: Iterator[TensorDict], line: queue.Queue[TensorDict | BaseException], stop: threading.Event) -> None:
@@ -208,5 +152,3 @@ def _join(thread: threading.Thread, line: queue.Queue[TensorDict | BaseException
             line.get_nowait()
         thread.join(0.01)
         tries -= 1
-    if thread.is_alive():
-        warnings.warn(f"feed: a batch was not made within {PATIENCE_S:g} s; its reader is left behind", stacklevel=4)

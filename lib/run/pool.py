@@ -1,30 +1,42 @@
 """Work spread over processes that import no torch: text is prepared on all cores, however much of it there is.
 
-Each process ends with the one that started it, also when that one is killed; signals are the driver's affair alone.
+Each process is given one job at a time. It ends with the one that started it, also when that one is killed; signals are
+the driver's affair alone. An error comes back as what it was, with the traceback of where it happened as its note.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
-import threading
+import pickle
+import queue
+import socket
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import suppress
+from functools import partial
+from itertools import islice
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, NamedTuple
 
 from lib.errors import DataError
+from lib.run.crew import Worker, close, end, fate, start
+from lib.run.worker import call_of, listen, receive_bytes, send_bytes, send_call, settle
 
-__all__ = ["spread"]
+__all__ = ["main", "spread"]
 
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+class _Done(NamedTuple):
+    """What became of a job: its result, or what it raised and where."""
+
+    result: Any
+    error: BaseException | None = None
+    trace: str = ""
 
 
 def spread(processes: int | None, least: int = 2) -> Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]:
     """Make something like the builtin `map` that gives results as they are done.
+
+    What it is given must be something that another process can import, and so must the values.
 
     Args:
         processes: how many; none = as many as cores.
@@ -45,49 +57,79 @@ def spread(processes: int | None, least: int = 2) -> Callable[[Callable[[Any], A
     return doing
 
 
-def _apart(count: int, work: Callable[[Any], Any], todo: Sequence[Any]) -> Iterator[Any]:
-    others = multiprocessing.active_children()
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, mp_context=spawn, initializer=_settle) as pool:
-        try:
-            with _unheard():
-                results = [pool.submit(work, job) for job in todo]
-            for result in as_completed(results):
-                yield result.result()
-        except BrokenProcessPool:
-            # Who died may have held what the rest wait for, and these heed nothing less.
-            for process in multiprocessing.active_children():
-                if process not in others:
-                    process.kill()
-            raise DataError(
-                "data.processes: a process that prepares text was ended from outside, must live; "
-                "run again to go on from what is done (data.processes=1 needs the least memory)"
-            ) from None
-        finally:
-            # What is begun is finished first: nobody may go on writing when the caller believes that all has ended.
-            pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _unheard() -> Iterator[None]:
-    """Hold signals back while processes are started: these inherit that, until they can ignore them."""
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
-
-
-def _settle() -> None:
-    for number in _STOPS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+def main() -> None:
+    """Do jobs as they come in, one after the other; the command line has the descriptor."""
+    line, parent, _ = settle()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    calls: queue.SimpleQueue[bytes | bytearray] = queue.SimpleQueue()
+
+    def take() -> bool:
+        call = receive_bytes(line)
+        if call is not None:
+            calls.put(call)
+        return call is not None
+
+    listen(line, parent, take)
+    with suppress(OSError):  # nobody is there any more
+        while True:
+            send_bytes(line, _packed(_done(calls.get())))
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
+def _apart(count: int, work: Callable[[Any], Any], todo: Sequence[Any]) -> Iterator[Any]:
+    crew, busy, jobs = list[Worker](), dict[socket.socket, Worker](), iter(todo)
+
+    def hand(worker: Worker) -> None:
+        for job in islice(jobs, 1):
+            with suppress(ConnectionError):  # one that has died already is named when its result is wanted
+                send_call(worker.line, partial(work, job), name="work")
+            busy[worker.line] = worker
+
+    try:
+        for number in range(count):
+            crew.append(start("lib.run.pool", number, setting="data.processes"))
+        for worker in crew:  # only now: meanwhile all of them have been starting
+            hand(worker)
+        while busy:
+            for line in wait(list(busy)):
+                worker = busy.pop(line)  # type: ignore[arg-type]
+                raw = receive_bytes(worker.line)
+                if raw is None:
+                    busy.clear()
+                    raise _gone(worker)
+                done: _Done = pickle.loads(raw)  # noqa: S301 - as in `call_of`
+                if done.error is not None:
+                    done.error.add_note(f"in data worker {worker.number} (pid {worker.process.pid}):\n{done.trace}")
+                    raise done.error
+                hand(worker)
+                yield done.result
+    finally:
+        # What is begun is finished first: nobody may go on writing when the caller believes that all has ended.
+        for line in busy:
+            receive_bytes(line)
+        end(crew)
+        close(crew)
+
+
+def _gone(worker: Worker) -> DataError:
+    return DataError(
+        f"data.processes: a process that prepares text (pid {worker.process.pid}) {fate(worker)}, must live; "
+        "run again to go on from what is done (data.processes=1 needs the least memory)"
+    )
+
+
+def _done(call: bytes | bytearray) -> _Done:
+    try:
+        return _Done(call_of(call)())
+    except BaseException as error:  # noqa: BLE001 - it is raised again where the result is wanted
+        return _Done(None, error, "".join(traceback.format_exception(error)))
+
+
+def _packed(done: _Done) -> bytes:
+    """Pickle it; a result or an error that cannot travel is an error that can."""
+    try:
+        raw = pickle.dumps(done)
+        pickle.loads(raw)  # noqa: S301 - as in `call_of`
+    except Exception as error:  # noqa: BLE001 - pickle raises what it likes
+        lost = done.error or error
+        return pickle.dumps(_Done(None, RuntimeError(f"{type(lost).__name__}: {lost}"), done.trace))
+    return raw

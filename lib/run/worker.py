@@ -10,6 +10,7 @@ each batch that was received; so many batches may be under way, however small th
 from __future__ import annotations
 
 import os
+import pickle
 import queue
 import select
 import signal
@@ -20,7 +21,6 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import msgspec
@@ -29,7 +29,10 @@ from numpy.typing import NDArray
 
 from lib.errors import DataError
 
-__all__ = ["WATCHED", "Failure", "main", "receive", "send", "send_call"]
+__all__ = [
+    "WATCHED", "Failure", "call_of", "listen", "main", "receive", "receive_bytes", "send", "send_bytes", "send_call",
+    "settle",
+]  # fmt: skip
 
 WATCHED = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
@@ -71,7 +74,7 @@ def send(line: socket.socket, batch: Mapping[str, Any] | Failure) -> None:
         OSError: nobody is there any more.
     """
     if isinstance(batch, Failure):
-        return _send(line, msgspec.msgpack.encode(_Header([], batch)))
+        return send_bytes(line, msgspec.msgpack.encode(_Header([], batch)))
     fields, arrays = [], []
     for name, value in batch.items():
         if isinstance(value, np.ndarray):
@@ -79,7 +82,7 @@ def send(line: socket.socket, batch: Mapping[str, Any] | Failure) -> None:
             arrays.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
         else:
             fields.append(_Field(name, None, (), value))
-    _send(line, msgspec.msgpack.encode(_Header(fields)))
+    send_bytes(line, msgspec.msgpack.encode(_Header(fields)))
     for array in arrays:
         line.sendall(array)
     return None
@@ -87,7 +90,7 @@ def send(line: socket.socket, batch: Mapping[str, Any] | Failure) -> None:
 
 def receive(line: socket.socket) -> dict[str, Any] | Failure | None:
     """Receive what `send` sent; none = whoever sends has ended."""
-    raw = _receive(line)
+    raw = receive_bytes(line)
     if raw is None:
         return None
     header = msgspec.msgpack.decode(raw, type=_Header)
@@ -105,38 +108,97 @@ def receive(line: socket.socket) -> dict[str, Any] | Failure | None:
     return batch
 
 
-def send_call(line: socket.socket, make: Callable[[int], Mapping[str, Any]]) -> None:
+def send_bytes(line: socket.socket, raw: bytes | memoryview) -> None:
+    """Send bytes, their length first.
+
+    Raises:
+        OSError: nobody is there any more.
+    """
+    line.sendall(_LENGTH.pack(len(raw)))
+    line.sendall(raw)
+
+
+def receive_bytes(line: socket.socket) -> bytearray | None:
+    """Receive what `send_bytes` sent; none = whoever sends has ended."""
+    length = bytearray(_LENGTH.size)
+    if not _fill(line, memoryview(length)):
+        return None
+    raw = bytearray(_LENGTH.unpack(length)[0])
+    return raw if _fill(line, memoryview(raw)) else None
+
+
+def send_call(line: socket.socket, call: Callable[..., Any], *, name: str) -> None:
     """Send what a worker is to call, by the name under which it is imported, and with the values it is bound to.
+
+    Args:
+        line: to the worker.
+        call: what it is to call.
+        name: of the argument that it came as, for the error.
 
     Raises:
         ValueError: it is nothing that another process can import.
+        OSError: nobody is there any more.
     """
     try:
-        call = ForkingPickler.dumps(make)
+        raw = pickle.dumps(call)
     except Exception as error:  # noqa: BLE001 - pickle raises what it likes
         why = " ".join(str(error).split())
-        raise ValueError(f"make={make!r} must be a function that another process can import ({why})") from None
-    _send(line, call)
+        raise ValueError(f"{name}={call!r} must be a function that another process can import ({why})") from None
+    send_bytes(line, raw)
 
 
-def main() -> None:
-    """Work as the command line says: descriptor, number of this worker, number of workers, batches made and not received."""
+def call_of(raw: bytes | bytearray) -> Any:
+    """Make what `send_call` sent something that can be called."""
+    return pickle.loads(raw)  # noqa: S301 - it comes over a line that only the two processes have
+
+
+def settle() -> tuple[socket.socket, int, list[int]]:
+    """Begin as a worker: leave signals to whoever started it, and take what its command line says.
+
+    Returns:
+        The line to the other process, that one's id, and the numbers behind the line's descriptor.
+    """
     for number in WATCHED:
         signal.signal(number, signal.SIG_IGN)
     # Whoever started this blocked them, so that none could arrive before they were ignored.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
-    descriptor, first, step, waiting = (int(word) for word in sys.argv[1:])
-    line, parent = socket.socket(fileno=descriptor), os.getppid()
-    call = _receive(line)
+    descriptor, *words = (int(word) for word in sys.argv[1:])
+    return socket.socket(fileno=descriptor), os.getppid(), words
+
+
+def listen(line: socket.socket, parent: int, take: Callable[[], bool]) -> None:
+    """Take what comes over the line in a thread, and end this process with the one that started it.
+
+    However deep in a read it is: it holds nothing that needs saving.
+
+    Args:
+        line: to the other process.
+        parent: its id.
+        take: takes what has come; says whether the other one is still there.
+    """
+    threading.Thread(target=_watch, args=(line, parent, take), daemon=True).start()
+
+
+def main() -> None:
+    """Work as the command line says: descriptor, number of this worker, number of workers, batches made and not received."""
+    line, parent, (first, step, waiting) = settle()
+    call = receive_bytes(line)
     if call is None:
         return
     room = threading.Semaphore(waiting)
-    threading.Thread(target=_watch, args=(line, parent, room), daemon=True).start()
+
+    def take() -> bool:
+        received = line.recv(64)
+        for _ in received:
+            room.release()
+        return bool(received)
+
+    listen(line, parent, take)
     made: queue.SimpleQueue[Mapping[str, Any] | Failure] = queue.SimpleQueue()
     sender = threading.Thread(target=_deliver, args=(line, made))
     sender.start()
     try:
-        make, n = ForkingPickler.loads(call), first
+        make, n = call_of(call), first
         while True:
             room.acquire()
             made.put(make(n))
@@ -161,21 +223,14 @@ def _deliver(line: socket.socket, made: queue.SimpleQueue[Mapping[str, Any] | Fa
         os._exit(1)
 
 
-def _watch(line: socket.socket, parent: int, room: threading.Semaphore) -> None:
-    """Make room for each batch that has been received, and end this process with the one that started it.
-
-    However deep in a read it is: it holds nothing that needs saving.
-    """
+def _watch(line: socket.socket, parent: int, take: Callable[[], bool]) -> None:
     poll = select.poll()
     poll.register(line, select.POLLIN)
     # The line may be held open by a copy of the other process that was forked from it, hence the second question.
     with suppress(OSError):  # one that ended with something unread resets the line
         while os.getppid() == parent:
-            if poll.poll(500):
-                received = line.recv(64)
-                if not received:
-                    break
-                room.release(len(received))
+            if poll.poll(500) and not take():
+                break
     os._exit(0)
 
 
@@ -183,19 +238,6 @@ def _failure(error: BaseException) -> Failure:
     kinds = {DataError: "DataError", ValueError: "ValueError"}
     kind = next((name for known, name in kinds.items() if isinstance(error, known)), type(error).__name__)
     return Failure(kind, str(error), "".join(traceback.format_exception(error)))
-
-
-def _send(line: socket.socket, raw: bytes | memoryview) -> None:
-    line.sendall(_LENGTH.pack(len(raw)))
-    line.sendall(raw)
-
-
-def _receive(line: socket.socket) -> bytearray | None:
-    length = bytearray(_LENGTH.size)
-    if not _fill(line, memoryview(length)):
-        return None
-    raw = bytearray(_LENGTH.unpack(length)[0])
-    return raw if _fill(line, memoryview(raw)) else None
 
 
 def _fill(line: socket.socket, view: memoryview) -> bool:

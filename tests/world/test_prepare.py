@@ -21,47 +21,62 @@ from tests.stores import contents, made, names
 ROOT = Path(__file__).parents[2]
 LINES = 400
 
-# Prepares a text in parts of 500 bytes, each at leisure. A line in `log` for each part begun, one for each written.
-PROGRAM = """
+# Writes parts of 500 bytes, each at leisure. A line in `log` for each part begun, one for each written.
+LEISURE = """
 import os, sys, time
 from functools import partial
 from pathlib import Path
-from lib.run.pool import spread
-from lib.store import build, parts, tokens
-from lib.store.corpus import scan
-from lib.store.making import Making
-from lib.store.record import Reading
+from lib.store import parts, tokens
 
-ROOT, PROCESSES, PACE = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-
-def say(word):
-    file = os.open(ROOT / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+def say(root, word):
+    file = os.open(Path(root) / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, f"{word}\\n".encode())
     os.close(file)
 
 parts.PART_BYTES = 500
 real, put_together = parts._write, tokens.assemble
 
-def write(folder, part, making):
-    say(f"begun {part.number}")
-    time.sleep(PACE)
+def write(root, pace, folder, part, making):
+    say(root, f"begun {part.number}")
+    time.sleep(pace)
     real(folder, part, making)
-    say(f"written {part.number}")
+    say(root, f"written {part.number}")
 
-def assemble(*some, **others):
-    say("assembling")
-    time.sleep(PACE)
+def write_part(job, root, pace):
+    parts._write = partial(write, root, pace)
+    return parts.write_part(job)
+
+def assemble(root, pace, *some, **others):
+    say(root, "assembling")
+    time.sleep(pace)
     put_together(*some, **others)
-    say("assembled")
-    time.sleep(PACE)
+    say(root, "assembled")
+    time.sleep(pace)
+"""
 
-parts._write, tokens.assemble = write, assemble
+PROGRAM = """
+import sys
+from functools import partial
+from pathlib import Path
+import leisure
+from lib.run.pool import spread
+from lib.run.signals import watched
+from lib.store import tokens
+from lib.store.corpus import scan
+from lib.store.making import Making
+from lib.store.record import Reading
 
-if __name__ == "__main__":
+ROOT, PROCESSES, PACE = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+tokens.assemble = partial(leisure.assemble, ROOT, PACE)
+
+def doing(work, jobs):
+    return spread(PROCESSES)(partial(leisure.write_part, root=ROOT, pace=PACE), jobs)
+
+with watched() as signals, signals.at_once():
+    root = Path(ROOT)
     making = Making(Reading(split="line"))
-    store = tokens.prepare(scan(ROOT / "text"), making, tokens.Split(0.2, "document"), cache=ROOT / "cache",
-                           doing=spread(PROCESSES))
-    say(f"done {store.path.name} {len(store.notes)}")
+    store = tokens.prepare(scan(root / "text"), making, tokens.Split(0.2, "document"), cache=root / "cache", doing=doing)
+    leisure.say(ROOT, f"done {store.path.name} {len(store.notes)}")
 """
 
 
@@ -69,6 +84,7 @@ if __name__ == "__main__":
 def root(tmp_path: Path) -> Path:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a").write_bytes(b"".join(b"line %d\n" % n for n in range(LINES)))
+    (tmp_path / "leisure.py").write_text(LEISURE)
     (tmp_path / "program.py").write_text(PROGRAM)
     return tmp_path
 
@@ -126,7 +142,7 @@ def test_a_build_that_was_killed_goes_on_and_has_the_same_bits(
     wait_for(lambda: len(log(root, word)) >= count)
     workers = children(process.pid)
     process.kill()
-    process.communicate()
+    assert process.communicate()[1] == ""  # nor do the workers say anything
     wait_for(lambda: not any(map(alive, workers)))
     cache = root / "cache"
     building = next(cache.glob(".building-*"))
@@ -186,7 +202,7 @@ def test_another_share_waits_too_and_is_built_of_parts_of_its_own(root: Path) ->
     wait_for(lambda: bool(log(root, "begun")))
     second = subprocess.Popen(
         [sys.executable, "-c", (root / "program.py").read_text().replace("Split(0.2", "Split(0.4"), str(root), "1", "0"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{root}"}, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     for process in (first, second):
         _, err = process.communicate(timeout=60)
@@ -198,12 +214,13 @@ def test_another_share_waits_too_and_is_built_of_parts_of_its_own(root: Path) ->
 def test_a_process_of_the_pool_that_is_killed_ends_the_build_in_words_and_keeps_what_is_done(root: Path) -> None:
     process = start(root, processes=2, pace=0.1)
     wait_for(lambda: len(log(root, "written")) >= 2)
-    workers = [pid for pid in children(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    workers = [pid for pid in children(process.pid) if b"lib.run.pool" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(workers[0], signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert err.splitlines()[-1] == (
-        "lib.errors.DataError: data.processes: a process that prepares text was ended from outside, must live; "
+        f"lib.errors.DataError: data.processes: a process that prepares text (pid {workers[0]}) was ended by SIGKILL, "
+        "must live; "
         "run again to go on from what is done (data.processes=1 needs the least memory)"
     )
     wait_for(lambda: not any(map(alive, workers)))
@@ -221,7 +238,7 @@ def test_signals_are_the_affair_of_the_process_that_was_started(root: Path, numb
     process = start(root, processes=2, pace=0.1)
 
     def workers() -> list[int]:
-        return [pid for pid in children(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return [pid for pid in children(process.pid) if b"lib.run.pool" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
     wait_for(lambda: len(workers()) == 2 and (early or len(log(root, "written")) >= 1))
     for pid in workers():
@@ -231,12 +248,28 @@ def test_signals_are_the_affair_of_the_process_that_was_started(root: Path, numb
     assert sorted(map(int, log(root, "written"))) == parts_of_text(root)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_build_and_all_of_its_processes_with_two_lines_and_nothing_behind_them(
+    root: Path, number: signal.Signals
+) -> None:
+    process = start(root, processes=2, pace=0.1)
+    wait_for(lambda: len(log(root, "written")) >= 1)
+    workers = children(process.pid)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    note = f"\n{number.name}: leaving, nothing here needs saving\n"
+    note += "interrupted: nothing is lost, run the same command again to go on\n"
+    assert (process.returncode, err, len(workers)) == (75, note, 2)
+    wait_for(lambda: not any(map(alive, workers)))
+    finish(root, processes=2, pace=0.0)
+
+
 def test_the_verb_builds_what_a_run_then_finds(root: Path) -> None:
     words = [f"data.path={root / 'text'}", f"data.cache={root / 'cache'}", "data.split=line", "batch.length=16",
              "data.processes=2"]  # fmt: skip
     ran = subprocess.run([sys.executable, "-m", "lib.run", "prepare", *words], cwd=ROOT, check=False,
                          capture_output=True, text=True)  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
+    assert (ran.returncode, ran.stderr) == (0, ""), ran
     (name,) = names(root / "cache")
     before = contents(root / "cache")
     store = made(scan(root / "text"), root / "cache", split="line", holdout=0.01, how="auto")
