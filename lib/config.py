@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from lib.settings import as_struct, check_ranges, layered
 
 __all__ = [
+    "HELDOUT",
     "Batch",
     "Checkpoint",
     "Config",
@@ -37,6 +38,7 @@ __all__ = [
     "Source",
     "SourceIdentity",
     "changes",
+    "holdout_of",
     "load_config",
     "recipe_of",
     "run_steps",
@@ -46,6 +48,7 @@ __all__ = [
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
+HELDOUT = "heldout"  # what the files of `data.heldout` are called among the sources
 _DTYPE = re.compile(r"[<>=]?[iu][1248]|u?int(8|16|32|64)")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 Share = Annotated[float, Meta(ge=0, lt=1)]
@@ -97,7 +100,7 @@ class Model(_Checked, frozen=True):
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ValueError(
                 f"model.heads={self.heads} must divide model.width={self.width} into even head widths; "
-                f"take heads from {_fitting_heads(self.width)}"
+                + (f"take heads from {fit}" if (fit := _fitting_heads(self.width)) else "make the width even")
             )
         if self.heads % (self.kv_heads or self.heads):
             raise ValueError(
@@ -154,6 +157,14 @@ class Batch(_Checked, frozen=True):
                     f"batch.length_at={step}:{length} must divide batch.length={self.length} and be at least 2; "
                     f"take one from {[n for n in range(2, self.length + 1) if self.length % n == 0]}"
                 )
+        if self.rows * self.length > 1 << 31:
+            raise ValueError(
+                f"batch.rows={self.rows} of batch.length={self.length} must be at most 2**31 ids together; lower one"
+            )
+        if self.repeats is not None and self.repeats > self.length:
+            raise ValueError(
+                f"batch.repeats={self.repeats} must be at most batch.length={self.length}, what a row holds; lower it"
+            )
         if self.length_at and self.mode == "pad":
             raise ValueError(
                 "batch.length_at must not go with batch.mode=pad (its rows have several lengths); drop one"
@@ -350,12 +361,14 @@ class DataIdentity(_Checked, frozen=True):
     Attributes:
         tokenizer: name and digest of the tokenizer.
         holdout: share of documents held out.
+        heldout: digest of the files that are evaluated on instead; "" = there are none.
         sources: what each source is; none = batches come from elsewhere.
     """
 
     _at: ClassVar[str] = "data."
     tokenizer: str = "bytes"
     holdout: Share = 0.0
+    heldout: str = ""
     sources: tuple[SourceIdentity, ...] = ()
 
 
@@ -446,10 +459,10 @@ class Data(_Checked, frozen=True):
         path: files, folders or globs, local or remote (s3://...); "stdlib:" = the source of the running Python's standard
             library. Plain text, JSONL (.gz, .zst), Parquet, Arrow, token arrays (.npy, .bin).
         sources: instead of `path`, several sources by name, mixed by weight.
-        holdout: share held out from training, for evaluation.
+        holdout: share held out from training, for evaluation; none = 0.01, or nothing where `heldout` names files.
         holdout_by: "document" = by a keyed hash of each document, "tail" = the end of the text,
             "auto" = by document when there are at least 100.
-        heldout: files to evaluate on instead; nothing of them may be trained on.
+        heldout: files to evaluate on instead. A file that is trained on too is refused; documents are counted.
         format: what the files are; "auto" = by their names, all unknown ones plain text.
         split: a plain text file is one document ("file"), or one for each "line", or one for each "block" of lines
             between blank ones.
@@ -476,7 +489,7 @@ class Data(_Checked, frozen=True):
     _at: ClassVar[str] = "data."
     path: str | tuple[str, ...] = "stdlib:"
     sources: dict[str, Source] = {}
-    holdout: Share = 0.01
+    holdout: Share | None = None
     holdout_by: Literal["auto", "document", "tail"] = "auto"
     heldout: str | tuple[str, ...] | None = None
     format: Literal["auto", "text", "jsonl", "parquet", "arrow", "npy", "bin"] = "auto"
@@ -509,6 +522,20 @@ class Data(_Checked, frozen=True):
                 )
             if not source.path:
                 raise ValueError(f"{at}.path='' must name files, folders or globs; set it")
+        if HELDOUT in self.sources:
+            raise ValueError(f"data.sources.{HELDOUT}: the name is kept for data.heldout; rename the source")
+        for key in ("heldout", "cache", "tokenizer"):
+            if getattr(self, key) in ("", ()):
+                raise ValueError(f"data.{key}='' must not be empty; give it or leave it out")
+        if self.heldout is not None:
+            for key, none in (("holdout", None), ("holdout_by", "auto")):
+                if getattr(self, key) != none:
+                    raise ValueError(
+                        f"data.{key}={getattr(self, key)} must not go with data.heldout, which takes its place; drop one"
+                    )
+        kinds = {source.template for source in sources_of(self).values()}
+        if kinds == {None} and self.train_on != "assistant":
+            raise ValueError(f"data.train_on={self.train_on} must go with data.template; set it or drop data.train_on")
         if self.sources and self.path != Data.__struct_defaults__[0]:
             raise ValueError(f"data.path={self.path} must not go with data.sources; make it one of the sources")
         if not self.sources and not self.path:
@@ -530,6 +557,11 @@ def _check_reading(at: str, source: Source) -> None:
         raise ValueError(
             f"{at}.id_key={source.id_key} must be another field than text_key; name one that identifies records"
         )
+
+
+def holdout_of(data: Data) -> float:
+    """The share of documents that is held out."""
+    return data.holdout if data.holdout is not None else 0.0 if data.heldout is not None else 0.01
 
 
 def sources_of(data: Data) -> dict[str, Source]:

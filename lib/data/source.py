@@ -137,7 +137,10 @@ def check_sources(sources: Sequence[Source], plan: Plan) -> None:
     for source in sources:
         if (source.rows is None) != (plan.mode == "concat"):
             have = "no" if source.rows is None else "a"
-            raise ValueError(f"data.sources.{source.name} has {have} row table, must fit batch.mode={plan.mode}")
+            raise ValueError(
+                f"data.sources.{source.name} has {have} row table, must fit batch.mode={plan.mode}; "
+                f"make one with lib.store.plans.row_table, or leave it out for concat"
+            )
         if source.rows is None:
             require(source.stream.size, plan.length, None if len(names) == 1 else source.name)
         elif len(source.rows.rows) < 2:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,6 +81,7 @@ def launch(words: Words) -> Launch:
         CheckpointError: the run folder may not be looked into.
     """
     given = layered(Config, [*words.files, *words.overrides])
+    _check_keys(words)
     named = frozenset(_leaf_paths(given))
     folder = given.get("run", {}).get("dir", "") if isinstance(given.get("run"), Mapping) else ""
     saved = Path(folder if folder and isinstance(folder, str) else Config().run.dir) / "config.toml"
@@ -96,6 +98,17 @@ def launch(words: Words) -> Launch:
     if not config.run.dir.strip():
         raise ValueError("run.dir='' must name a folder; give one, such as run.dir=runs/first")
     return Launch(words.verb, config, named, words.show)
+
+
+def _check_keys(words: Words) -> None:
+    """A key given for this verb must be one that it reads; files may hold the whole run's."""
+    known = VERBS[words.verb].keys
+    for key in _leaf_paths(layered(Config, words.overrides)):
+        if not any(fnmatch(key, pattern) for pattern in known):
+            raise ValueError(
+                f"{key}: has no effect in {words.verb}, must be one of its keys; "
+                f"see python -m lib.run {words.verb} --help"
+            )
 
 
 def _is_file(path: Path) -> bool:

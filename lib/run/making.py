@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
 from lib.config import Config, Data, Source, sources_of
 from lib.data.chat import TEMPLATES, Template, template_of
 from lib.settings import parse_text
+from lib.store.corpus import Entry
+from lib.store.formats import kind_of
 from lib.store.making import Making
 from lib.store.record import Reading
 
-__all__ = ["making_of", "reading_words"]
+__all__ = ["check_effect", "making_of", "reading_words"]
 
+_RECORDS = frozenset({"jsonl", "parquet", "arrow"})
+# What a setting is by default, and the formats that are read by it.
+_READ_BY: Mapping[str, tuple[str | None, frozenset[str]]] = {
+    "split": ("file", frozenset({"text"})),
+    "text_key": ("text", _RECORDS),
+    "id_key": (None, _RECORDS),
+    "template": (None, _RECORDS),
+    "dtype": (None, frozenset({"bin"})),
+}
 _OPTIONS = ("format", "split", "text_key", "id_key", "dtype", "template", "train_on")
 
 
@@ -41,6 +53,33 @@ def making_of(data: Data, source: Source) -> Making:
         template=template,
         train_on=source.train_on or "assistant",
     )
+
+
+def check_effect(data: Data, found: Mapping[str, Sequence[Entry]]) -> None:
+    """Refuse settings of how files are read that no file is read by.
+
+    Args:
+        data: the settings.
+        found: the files of each source.
+
+    Raises:
+        ValueError: names the first one.
+    """
+    formats = {
+        name: {kind_of(entry.name, source.format or "auto").format for entry in found[name]}
+        for name, source in sources_of(data).items()
+    }
+    for key, (usual, read_by) in _READ_BY.items():
+        for name, source in data.sources.items():
+            if getattr(source, key) is not None and not formats[name] & read_by:
+                raise ValueError(_no_effect(f"data.sources.{name}.{key}", getattr(source, key), read_by))
+        open_to = [name for name in formats if not data.sources or getattr(data.sources[name], key) is None]
+        if getattr(data, key) != usual and not any(formats[name] & read_by for name in open_to):
+            raise ValueError(_no_effect(f"data.{key}", getattr(data, key), read_by))
+
+
+def _no_effect(where: str, value: str, read_by: frozenset[str]) -> str:
+    return f"{where}={value} must have a file that it is for ({', '.join(sorted(read_by))}), there is none; drop it"
 
 
 def reading_words(config: Config) -> dict[str, str]:

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from lib.config import Config, Data, DataIdentity, Recipe, SourceIdentity, changes, sources_of
+from lib.config import HELDOUT, Config, Data, DataIdentity, Recipe, SourceIdentity, changes, sources_of
 from lib.config import Source as Described
 from lib.data.plan import Plan
 from lib.data.source import Source, Stream, check_sources
 from lib.errors import DataError
-from lib.run.making import making_of, reading_words
+from lib.run.making import check_effect, making_of, reading_words
 from lib.run.pool import spread
 from lib.run.progress import Progress
 from lib.store.coders import Coder, open_coder
@@ -24,9 +24,8 @@ from lib.store.corpus import Corpus, Entry, differences, scan
 from lib.store.plans import row_table
 from lib.store.tokens import Split, TokenStore, prepare, summary
 
-__all__ = ["HELDOUT", "Found", "Text", "check_same", "data_text", "find_text", "open_text", "plan_of"]
+__all__ = ["Found", "Text", "check_same", "check_tokenizer", "data_text", "find_text", "open_text", "plan_of"]
 
-HELDOUT = "heldout"  # the files of data.heldout, among the sources'; a source of that name is called data.heldout too
 _NAMED = 8  # files in one error line
 _PACE_S = 5.0
 
@@ -55,16 +54,15 @@ def find_text(config: Config, voice: Progress) -> Found:
     """Find and digest the files of all sources.
 
     Raises:
-        ValueError: a source may not have this name.
+        ValueError: a setting of how text is read has no effect on it.
         DataError: there is no text, something cannot be read, or a file is both trained and evaluated on.
     """
     sources = sources_of(config.data)
-    if config.data.heldout is not None and HELDOUT in sources:
-        raise ValueError(f"data.sources.{HELDOUT}: the name is taken by data.heldout; rename the source")
     found = {name: _found(source.path, source.format or "auto", voice) for name, source in sources.items()}
     if config.data.heldout is not None:
         found[HELDOUT] = _found(config.data.heldout, config.data.format, voice)
         _check_apart(found)
+    check_effect(config.data, {name: corpus.entries for name, corpus in found.items()})
     return found
 
 
@@ -81,10 +79,10 @@ def check_same(found: Found, recorded: DataIdentity, names: Path, config: Config
         DataError: names each file that differs.
     """
     lines = []
-    for source in recorded.sources:
-        corpus = found.get(source.name)
-        if corpus is not None and corpus.identity != source.digest:
-            lines += _differing(names, source.name, corpus)
+    wanted = {source.name: source.digest for source in recorded.sources} | {HELDOUT: recorded.heldout}
+    for name, corpus in found.items():
+        if corpus.identity != wanted.get(name, corpus.identity):
+            lines += _differing(names, name, corpus)
     if lines:
         more = f" and {len(lines) - _NAMED} more" if len(lines) > _NAMED else ""
         raise DataError(
@@ -109,10 +107,9 @@ def open_text(found: Found, config: Config, recipe: Recipe, voice: Progress, *, 
     """
     data, stores = config.data, dict[str, TokenStore]()
     words, known = reading_words(config), {source.name: source.holdout_by for source in recipe.data.sources}
-    share = 0.0 if HELDOUT in found else recipe.data.holdout
     for name, corpus in found.items():
         making = making_of(data, sources_of(data)[name] if name != HELDOUT else _shared(data))
-        split = Split(0.0 if name == HELDOUT else share, how or known.get(name) or "auto")
+        split = Split(0.0 if name == HELDOUT else recipe.data.holdout, how or known.get(name) or "auto")
         stores[name] = prepare(
             corpus,
             making,
@@ -123,14 +120,19 @@ def open_text(found: Found, config: Config, recipe: Recipe, voice: Progress, *, 
         )
         for note in stores[name].notes:
             voice.say(note)
-        voice.say(f"{'text' if len(found) == 1 else f'text {name}'}: {summary(stores[name])}")
+        voice.say(f"{_titled(name, config.data)}: {summary(stores[name])}")
     trained = {name: store for name, store in stores.items() if name != HELDOUT}
+    if HELDOUT in stores:
+        for name, store in trained.items():
+            if both := stores[HELDOUT].train.among(store.train):
+                voice.say(f"data.heldout: {both} of its documents are also trained on, in {_titled(name, data)}")
     shape = plan_of(recipe)
     sources = tuple(_source(name, store, config, shape) for name, store in trained.items())
     check_sources(sources, shape)
     identity = DataIdentity(
         tokenizer=next(iter(trained.values())).tokenizer.name,
         holdout=recipe.data.holdout,
+        heldout=found[HELDOUT].identity if HELDOUT in found else "",
         sources=tuple(
             SourceIdentity(
                 name,
@@ -202,6 +204,23 @@ def _check_apart(found: Found) -> None:
                 f"data.heldout: {evaluated[both[0].digest]} is also trained on, as {both[0].name} of source {name}, "
                 f"must be on one side only; take it out of one"
             )
+
+
+def check_tokenizer(text: Coder, recorded: DataIdentity, config: Config) -> None:
+    """Hold a tokenizer against the run's.
+
+    Raises:
+        DataError: it is another.
+    """
+    if text.tokenizer.name != recorded.tokenizer:
+        raise DataError(
+            f"run.dir={config.run.dir}: data.tokenizer is {text.tokenizer.name}, must be {recorded.tokenizer}, "
+            f"which this run was trained with; restore its file, or set another run.dir for a new run"
+        )
+
+
+def _titled(name: str, data: Data) -> str:
+    return "held-out text" if name == HELDOUT else f"text {name}" if data.sources else "text"
 
 
 def _source(name: str, store: TokenStore, config: Config, shape: Plan) -> Source:

@@ -14,7 +14,7 @@ import msgspec
 import torch
 from tensordict import TensorDict
 
-from lib.config import Config, Recipe, SourceIdentity, recipe_of, sources_of
+from lib.config import Config, Recipe, SourceIdentity, holdout_of, recipe_of, sources_of
 from lib.run.launch import Launch
 from lib.run.making import reading_words
 
@@ -105,7 +105,9 @@ def as_info(threads: int, compiled: bool, device: str) -> dict[str, Any]:
 def _asked(old: Recipe, launch: Launch) -> Recipe:
     """The recipe this launch asks for; what it does not name and can only be derived stays as it is."""
     config, replace = launch.config, msgspec.structs.replace
-    data = replace(old.data, holdout=config.data.holdout, sources=_asked_sources(old, config))
+    # Which files are evaluated on is known when they have been read; whether there are any is known now.
+    heldout = (old.data.heldout or "other files") if config.data.heldout is not None else ""
+    data = replace(old.data, holdout=holdout_of(config.data), heldout=heldout, sources=_asked_sources(old, config))
     if "schedule.length" not in launch.named:
         config = replace(config, schedule=replace(config.schedule, length=old.schedule.length))
     if config.schedule.warmup is None:
@@ -177,6 +179,6 @@ def _bits(key: str, was: Any, here: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    if value is None:
+    if value is None or value == "":
         return "none"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

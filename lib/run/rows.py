@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lib.config import DataIdentity, recipe_of
+from lib.config import DataIdentity, holdout_of, recipe_of
 from lib.data.arrays import arrays_at, positions_at
 from lib.data.batch import cursor_of
 from lib.data.rows import Cursor
@@ -15,7 +15,7 @@ from lib.data.source import Source
 from lib.run.launch import Launch
 from lib.run.newest import newest_state
 from lib.run.progress import Progress
-from lib.run.reading import check_same, find_text, open_text, plan_of
+from lib.run.reading import check_same, check_tokenizer, find_text, open_text, plan_of
 from lib.store.coders import Coder
 from lib.store.folder import newest
 from lib.store.stream import Stream
@@ -34,7 +34,7 @@ def shown_rows(told: Launch, voice: Progress) -> str:
         CheckpointError: the newest checkpoint is damaged.
     """
     config, step, cursor, seed = told.config, 0, None, told.config.run.seed
-    recipe = recipe_of(config, DataIdentity(holdout=config.data.holdout))
+    recipe = recipe_of(config, DataIdentity(holdout=holdout_of(config.data)))
     how: str | None = config.data.holdout_by
     found = find_text(config, voice)
     if newest(Path(config.run.dir) / "checkpoints") is not None:
@@ -43,6 +43,8 @@ def shown_rows(told: Launch, voice: Progress) -> str:
         step, cursor, seed = int(state["step"]), cursor_of(state["cursor"]), int(state["key"])
         check_same(found, recipe.data, Path(config.run.dir) / "data.json", config)
     text = open_text(found, config, recipe, voice, how=how)
+    if how is None:
+        check_tokenizer(text.coder, recipe.data, config)
     begin = cursor or {source.name: Cursor(0, 0) for source in text.sources}
     batch = arrays_at(text.sources, plan_of(recipe), seed, begin, step)
     source, places = positions_at(text.sources, plan_of(recipe), seed, begin, step)

@@ -13,6 +13,7 @@ from lib.run.evals import weights_of
 from lib.run.launch import Launch
 from lib.run.newest import newest_state
 from lib.run.progress import Progress
+from lib.run.reading import check_tokenizer
 from lib.run.signals import Signals
 from lib.store.coders import Coder, open_coder
 from lib.tree import plain
@@ -25,12 +26,14 @@ def sample_verb(told: Launch, voice: Progress, signals: Signals) -> int:
 
     Raises:
         ValueError: there is no such run.
+        DataError: its tokenizer is gone or another.
         CheckpointError: its newest checkpoint is absent or damaged.
     """
     with signals.at_once():
         state = newest_state(told.config, voice)
         data = told.config.data
         coder = open_coder(data.tokenizer, eos=data.eos_token, bos=data.bos_token)
+        check_tokenizer(coder, state["recipe"].data, told.config)
         voice.say(written(state, told.config.sample, told.config.eval.weights, coder))
     return 0
 
@@ -39,10 +42,6 @@ def written(state: TensorDict, choice: Sample, weights: Literal["params", "avera
     """The prompt and what the model goes on with, up to the end of the document; bytes that are no UTF-8 are marked."""
     # Without a prompt the model begins a document: its first byte is predicted from an end mark.
     eos = coder.tokenizer.eos
-    if (vocab := state["recipe"].model.vocab) < coder.tokenizer.vocab:
-        raise ValueError(
-            f"data.tokenizer has {coder.tokenizer.vocab} ids, must have at most model.vocab={vocab}; name the run's own"
-        )
     prompt = coder.encode([choice.prompt.encode()])[0].tolist() if choice.prompt else []
     prompt = prompt or [eos]
     ids = sample(

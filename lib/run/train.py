@@ -181,7 +181,7 @@ def _finish(state: TensorDict, start: Start, run: Path, voice: Progress, signals
                 plot(run)
         else:
             voice.say(NO_MATPLOTLIB)
-        if start.config.sample.length:
+        if start.config.sample.length and not start.config.data.tokenizer.startswith("ids:"):
             voice.say(f"sample:\n{written(state, start.config.sample, start.config.eval.weights, start.text.coder)}")
 
 

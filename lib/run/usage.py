@@ -35,23 +35,23 @@ VERBS: dict[str, Verb] = {
     ),
     "eval": Verb(
         "Evaluate the newest checkpoint of run.dir on its held-out text.",
-        ("run.dir", "run.threads", "load", "data.path", "data.cache", "eval.rows", "eval.weights"),
+        ("run.dir", "run.threads", "load", "data.*", "eval.rows", "eval.weights"),
         "python -m lib.run eval run.dir=runs/mine eval.rows=none",
     ),
     "sample": Verb(
         "Write text with the newest checkpoint of run.dir.",
-        ("run.dir", "run.threads", "load", "sample.*"),
+        ("run.dir", "run.threads", "load", "data.tokenizer", "eval.weights", "sample.*"),
         "python -m lib.run sample run.dir=runs/mine sample.prompt='import ' sample.length=400",
     ),
     "prepare": Verb(
         "Read all text and build its token stores, which `train` would do first; say what was read and what was not.",
-        ("run.dir", "data.*", "batch.*"),
+        ("run.dir", "run.seed", "steps", "tokens", "data.*", "batch.*"),
         "python -m lib.run prepare data.path=books/ data.tokenizer=tokenizer.json",
     ),
     "inspect": Verb(
         "List the leaves of the newest checkpoint of run.dir, verified, with its recipe and where its data stands; or show "
         "the rows that are trained on next, document by document (inspect.rows=4), also before there is a run.",
-        ("run.dir", "run.seed", "load", "inspect.*", "data.*", "batch.*"),
+        ("run.dir", "run.seed", "run.threads", "load", "inspect.*", "data.*", "batch.*"),
         "python -m lib.run inspect run.dir=runs/mine inspect.rows=4",
     ),
     "plot": Verb(

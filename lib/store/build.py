@@ -91,7 +91,7 @@ def assemble(
     counts = _counts(building, written, sides, corpus)
     _check_sides(sides, counts, split, how, making)
     _describe(folder, {**about, "holdout_by": how, "counts": counts}, sides, coder.sizes)
-    _commit(folder, corpus)
+    _commit(folder)
 
 
 def whole(building: Path, parts: Sequence[Part]) -> list[Written]:
@@ -120,7 +120,7 @@ def state_of(folder: Path) -> dict[str, Any]:
 
 
 def _counts(building: Path, written: Sequence[Written], sides: Mapping[str, Side], corpus: Corpus) -> dict[str, Any]:
-    skipped = Counter(dict(corpus.skipped))
+    skipped = Counter[str]()
     for part in written:
         skipped.update(part.skipped)
     return {
@@ -195,11 +195,9 @@ def _describe(folder: Path, attributes: dict[str, Any], sides: Mapping[str, Side
     root.create_array("sizes", shape=sizes.shape, chunks=sizes.shape, dtype="uint16", compressors=None, fill_value=0)
 
 
-def _commit(folder: Path, corpus: Corpus) -> None:
+def _commit(folder: Path) -> None:
     """Sync what Zarr wrote and all folders, and write COMMIT last."""
-    entries = ",\n".join(json.dumps(list(entry)) for entry in corpus.entries)
-    (folder / "files.json").write_bytes(f"[{entries}]\n".encode())
-    for path in (folder / "files.json", folder / "sizes" / "c" / "0", *folder.rglob("zarr.json")):
+    for path in (folder / "sizes" / "c" / "0", *folder.rglob("zarr.json")):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
     with open(folder / COMMIT, "wb") as file:

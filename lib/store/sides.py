@@ -73,7 +73,12 @@ class Side:
 
 def new_side(folder: Path, making: Making, vocab: int) -> Side:
     """Begin a side in a folder that is not there yet."""
-    kinds: dict[str, np.dtype[Any]] = {"ids": ids_dtype(vocab), "offsets": np.dtype("<i8"), "origin": np.dtype("<i8")}
+    kinds: dict[str, np.dtype[Any]] = {
+        "ids": ids_dtype(vocab),
+        "offsets": np.dtype("<i8"),
+        "origin": np.dtype("<i8"),
+        "draws": np.dtype("<u8"),
+    }
     if making.template is not None:
         kinds["mask"] = np.dtype("?")
     if making.reading.id_key is not None:
@@ -215,6 +220,7 @@ def _note(files: Mapping[str, BinaryIO], side: Side, some: Facts, names: NDArray
     ends = side.size - int(some.lengths.sum()) + np.cumsum(some.lengths)
     side.arrays["offsets"].append(ends)
     side.arrays["origin"].append(some.origin)
+    side.arrays["draws"].append(some.draws)
     if some.name_lengths is not None:
         names = _names(files, some) if names is None else names
         assert names is not None

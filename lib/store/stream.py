@@ -27,6 +27,8 @@ __all__ = ["CHUNK_IDS", "Stream", "open_stream"]
 CHUNK_IDS = 1 << 24  # 32 MiB: few files, and still cheap to copy, or to read whole with plain Zarr
 
 _OPEN_FILES = 64
+_AT_ONCE = 1 << 20
+_MARKS = 2  # a document of no more ids holds nothing
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Stream:
         offsets: where each document begins, and last the size.
         sizes: uint16 [vocab], bytes of text that each id stands for.
         masked: whether some ids are not trained on.
+        files: names of the corpus' files, by number, for people; a store does not know them, since a file may be renamed.
     """
 
     path: Path
@@ -56,6 +59,7 @@ class Stream:
     offsets: NDArray[np.int64] = field(repr=False, compare=False)
     sizes: NDArray[np.uint16] = field(repr=False, compare=False)
     _open: Callable[[str, int], _File] = field(repr=False, compare=False)
+    files: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     def ids(self, start: int, stop: int) -> NDArray[np.integer]:
         """Read the ids at [start, stop).
@@ -79,12 +83,20 @@ class Stream:
     def origin(self, document: int) -> tuple[str, int, str]:
         """Say where a document comes from: its file's name, the line or row there (0 = the whole file), its own name."""
         number, line = _index(self.path / "origin", "<i8", "0/0")[2 * document : 2 * document + 2].tolist()
-        names = json.loads((self.path.parent / "files.json").read_bytes())
         own = b""
         if (self.path / "names").is_dir():
             ends = _index(self.path / "name_ends", "<i8")
             own = _index(self.path / "names", "u1")[ends[document - 1] if document else 0 : ends[document]].tobytes()
-        return str(names[number][0]), line, own.decode("utf-8", "replace")
+        return self.files[number] if self.files else f"file {number}", line, own.decode("utf-8", "replace")
+
+    def among(self, other: Stream) -> int:
+        """Count the documents that are also in another stream, empty ones aside; memory grows with this one alone."""
+        own = _index(self.path / "draws", "<u8")[np.diff(self.offsets) > _MARKS]
+        words, found = np.unique(own), np.zeros(0, np.uint64)
+        theirs = _index(other.path / "draws", "<u8")
+        for at in range(0, len(theirs), _AT_ONCE):
+            found = np.union1d(found, np.intersect1d(words, theirs[at : at + _AT_ONCE]))
+        return int(np.isin(own, found).sum())
 
     def _read(self, array: str, dtype: np.dtype[Any], start: int, stop: int) -> NDArray[Any]:
         if not 0 <= start <= stop <= self.size:

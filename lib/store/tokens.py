@@ -1,11 +1,11 @@
 """Documents -> the token store, a Zarr group that is built once for a corpus and the options that shape it.
 
-    <cache>/<key>/  train/{ids,offsets,origin}  heldout/{ids,offsets,origin}  sizes  files.json  COMMIT
+    <cache>/<key>/  train/{ids,offsets,origin,draws}  heldout/{...}  sizes  COMMIT
 
 `ids` is uint16 or uint32, uncompressed, with `mask` beside it where some are not trained on; `offsets` int64, where each
-document begins and last the number of ids; a document's marks belong to it. The key is a digest of the corpus' identity,
-the tokenizer, the split, how files are read and this layout: edited text, reordered options or another tokenizer never
-meet old ids, while moved folders and new time stamps build nothing.
+document begins and last the number of ids; a document's marks belong to it. The key is a digest of the files' content in
+their order, the tokenizer, the split, how files are read and this layout: edited text, reordered options or another
+tokenizer never meet old ids, while moved folders, new names and new time stamps build nothing.
 
 A store is built in parts beside its place, by as many processes as there are; a part that is finished outlives whoever
 built it, so a build that was killed goes on where it was. Then it is put together in a temporary folder, synced,
@@ -18,7 +18,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +32,7 @@ from lib.store.alone import alone, alone_in_new, temporary_in
 from lib.store.build import COMMIT, Split, assemble, state_of, whole
 from lib.store.corpus import Corpus, Progress
 from lib.store.disk import discard, sweep, sync
+from lib.store.formats import kind_of
 from lib.store.making import Making, ids_dtype
 from lib.store.parts import Job, Part, parts_of, read_part, write_part
 from lib.store.sides import SIDES
@@ -37,7 +40,7 @@ from lib.store.stream import Stream, open_stream
 
 __all__ = ["Split", "Stream", "TokenStore", "key_of", "prepare", "summary"]
 
-FORMAT = 2
+FORMAT = 3
 
 # Does the jobs, in any order, and gives back what each returns as it is done: the builtin `map`, or a pool's.
 Doing = Callable[[Callable[[Job], int], Iterable[Job]], Iterable[int]]
@@ -112,8 +115,12 @@ def prepare(
         except OSError as error:
             why = f"cannot be written ({error.strerror or error})"
             raise DataError(f"{cache}: {why}; set data.cache to a folder with room") from None
-    train, heldout = (open_stream(final / side) for side in SIDES)
+    names = tuple(entry.name for entry in corpus.entries)
+    train, heldout = (replace(open_stream(final / side), files=names) for side in SIDES)
     about = _about(final)
+    counts = about["counts"]
+    # What was passed over is of this scan, what is in the records of the store.
+    skipped = Counter(counts["skipped"]) + Counter(dict(corpus.skipped))
     return TokenStore(
         path=final,
         train=train,
@@ -122,14 +129,16 @@ def prepare(
         how=about["holdout_by"],
         holdout=split.holdout,
         identity=corpus.identity,
-        counts=about["counts"],
+        counts={**counts, "skipped": dict(sorted(skipped.items()))},
         notes=tuple(notes),
     )
 
 
 def key_of(corpus: Corpus, making: Making, tokenizer: Tokenizer) -> str:
     """Name a corpus as ids: a digest of everything that shapes them but the split."""
-    parts = [FORMAT, corpus.identity, tokenizer, _options(making)]
+    # Not the names: a file that is renamed and stays in its place gives the same ids.
+    content = [(entry.size, entry.digest, kind_of(entry.name, making.reading.format)) for entry in corpus.entries]
+    parts = [FORMAT, content, tokenizer, _options(making)]
     return blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -205,7 +214,7 @@ def _build(
             documents = sum(part.documents for part in whole(building, parts))
             final = _final(cache, key, split, documents)
             assert final is not None
-            about = {"format": FORMAT, "tokenizer": tokenizer._asdict(), "identity": corpus.identity}
+            about = {"format": FORMAT, "tokenizer": tokenizer._asdict()}
             about |= {"holdout": split.holdout, **_options(making)}
             with temporary_in(cache) as fresh:
                 (fresh / "documents").write_bytes(b"%d" % documents)

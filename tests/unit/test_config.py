@@ -145,6 +145,7 @@ OTHER: dict[str, tuple[Any, Any]] = {
 BELOW: dict[str, Any] = {  # what a key needs beside it
     "batch.buckets": {"batch": {"mode": "pad"}},
     "data.sources": {"data": {"sources": {"NAME": {"path": "here"}}}},
+    "data.train_on": {"data": {"template": "chatml"}},
 }
 ONE_CHOICE = {"optim.rule", "eval.weights"}  # no other value that could stand alone
 
@@ -563,6 +564,72 @@ def test_settings_that_do_not_go_together_are_refused_before_anything_is_made(
         (
             lambda: Data(sources={"a.b": Source(path="x")}),
             "data.sources.a.b: name must be of letters, digits, - and _ (it is a place in the state); rename it",
+        ),
+        (
+            lambda: Data(sources={"heldout": Source(path="x")}),
+            "data.sources.heldout: the name is kept for data.heldout; rename the source",
+        ),
+        (
+            lambda: Data(heldout="x", holdout=0.1),
+            "data.holdout=0.1 must not go with data.heldout, which takes its place; drop one",
+        ),
+        (
+            lambda: Data(heldout="x", holdout_by="tail"),
+            "data.holdout_by=tail must not go with data.heldout, which takes its place; drop one",
+        ),
+        (lambda: Data(heldout=()), "data.heldout='' must not be empty; give it or leave it out"),
+        (lambda: Data(cache=""), "data.cache='' must not be empty; give it or leave it out"),
+        (
+            lambda: Data(train_on="all"),
+            "data.train_on=all must go with data.template; set it or drop data.train_on",
+        ),
+        (
+            lambda: Batch(rows=1 << 40, length=8),
+            "batch.rows=1099511627776 of batch.length=8 must be at most 2**31 ids together; lower one",
+        ),
+        (
+            lambda: Batch(length=8, repeats=9),
+            "batch.repeats=9 must be at most batch.length=8, what a row holds; lower it",
+        ),
+        (
+            lambda: Data(text_key='a"b'),
+            "data.text_key='a\"b' must be a field's name without quotes or backslashes; rename the field",
+        ),
+        (
+            lambda: Data(dtype="float32"),
+            "data.dtype=float32 must be a NumPy dtype of whole numbers; write one like <u2 or uint32",
+        ),
+        (
+            lambda: Data(id_key="text"),
+            "data.id_key=text must be another field than text_key; name one that identifies records",
+        ),
+        (
+            lambda: Batch(buckets=(8, 256)),
+            "batch.buckets=[8, 256] must go with batch.mode=pad; set it or drop batch.buckets",
+        ),
+        (
+            lambda: Batch(mode="pad", buckets=(64, 128)),
+            "batch.buckets=[64, 128] must rise from at least 2 to batch.length=256; write [128, 256]",
+        ),
+        (
+            lambda: Batch(rows_at=("5", "7:8")),
+            "batch.rows_at=5 must be STEP:VALUE, two whole numbers; write it like 1000:32",
+        ),
+        (
+            lambda: Batch(rows_at=("5:8", "5:16")),
+            "batch.rows_at=5:16 must come at a later step than 5:8; sort them by step",
+        ),
+        (
+            lambda: Batch(rows=4, micro=4, rows_at=("5:6",)),
+            "batch.rows_at=5:6 must be a multiple of batch.micro=4; write 5:8",
+        ),
+        (
+            lambda: Batch(length=8, length_at=("5:3",)),
+            "batch.length_at=5:3 must divide batch.length=8 and be at least 2; take one from [2, 4, 8]",
+        ),
+        (
+            lambda: Batch(mode="pad", length_at=("0:8",)),
+            "batch.length_at must not go with batch.mode=pad (its rows have several lengths); drop one",
         ),
         (
             lambda: Data(sources={"a": Source()}),

@@ -34,8 +34,10 @@ def test_a_table_counts_like_a_stream_of_rows() -> None:
     ([Source("", numbered([9]))], PLAN, "data.sources. must be named by letters, digits, `_` and `-`; rename it"),
     ([Source("a", numbered([9])), Source("b", laid([b"123456789"]))], PLAN,
      "data.sources have several vocabularies (a: 4096, b: 260), must have one; use one tokenizer for all"),
-    ([Source("a", numbered([9]), rows=ROWS)], PLAN, "data.sources.a has a row table, must fit batch.mode=concat"),
-    ([Source("a", numbered([9]))], PACK, "data.sources.a has no row table, must fit batch.mode=pack"),
+    ([Source("a", numbered([9]), rows=ROWS)], PLAN, "data.sources.a has a row table, must fit batch.mode=concat; "
+         "make one with lib.store.plans.row_table, or leave it out for concat"),
+    ([Source("a", numbered([9]))], PACK, "data.sources.a has no row table, must fit batch.mode=pack; "
+         "make one with lib.store.plans.row_table, or leave it out for concat"),
 ])  # fmt: skip
 def test_sources_that_do_not_fit_are_refused(sources: list[Source], plan: Plan, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

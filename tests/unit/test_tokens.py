@@ -90,15 +90,15 @@ def test_plain_zarr_reads_it(tmp_path: Path, small_chunks: None) -> None:
     for side in (store.train, store.heldout):
         assert side.size > 7
         inside = group[side.path.name]
-        assert sorted(inside) == ["ids", "mask", "name_ends", "names", "offsets", "origin"]
+        assert sorted(inside) == ["draws", "ids", "mask", "name_ends", "names", "offsets", "origin"]
         assert dict(inside.attrs) == {"documents": side.documents, "tokens": side.size}
-        assert [inside[name].dtype for name in sorted(inside)] == ["<u2", "?", "<i8", "u1", "<i8", "<i8"]
+        assert [inside[name].dtype for name in sorted(inside)] == ["<u8", "<u2", "?", "<i8", "u1", "<i8", "<i8"]
         assert inside["ids"][:].tolist() == every(side)
         assert inside["mask"][:].tolist() == side.mask(0, side.size).tolist()
         assert inside["offsets"][:].tolist() == side.offsets.tolist()
         ends, read = [0, *inside["name_ends"][:].tolist()], inside["names"][:].tobytes()
         own = [read[a:b].decode() for a, b in pairwise(ends)]
-        entries = [name for name, _, _ in json.loads((store.path / "files.json").read_bytes())]
+        entries = store.train.files
         assert [
             (entries[n], line, name) for (n, line), name in zip(inside["origin"][:].tolist(), own, strict=True)
         ] == (origins(side))
@@ -110,9 +110,8 @@ def test_it_says_what_it_was_made_of(tmp_path: Path) -> None:
     store = ready(tmp_path, {"1": b"abc", ".hidden": b"x", "2": b"abc"}, holdout=0.4, how="tail")
     told = dict(zarr.open_group(str(store.path), mode="r").attrs)
     assert told == {
-        "format": 2,
+        "format": 3,
         "tokenizer": {"name": "bytes", "vocab": 260, "eos": 2, "bos": 1},
-        "identity": store.identity,
         "reading": {
             "format": "auto", "split": "file", "text_key": "text", "id_key": None, "dtype": None, "chat": False,
             "errors": "stop",
@@ -125,10 +124,14 @@ def test_it_says_what_it_was_made_of(tmp_path: Path) -> None:
         "holdout_by": "tail",
         "counts": {
             "files": 2, "documents": 2, "empty": 0, "duplicates": 1, "text_bytes": 6, "counted_bytes": 6, "tokens": 8,
-            "skipped": {"hidden": 1},
+            "skipped": {},
         },
     }  # fmt: skip
-    assert store.counts == told["counts"]
+    # What was passed over among the files is of this scan, not of the one that the store was built after.
+    assert store.counts == {**told["counts"], "skipped": {"hidden": 1}}
+    (tmp_path / "text" / ".hidden").rename(tmp_path / "text" / "image")
+    (tmp_path / "text" / "image").write_bytes(b"\0")
+    assert ready(tmp_path, {}, holdout=0.4, how="tail").counts["skipped"] == {"binary, not text": 1}
     assert (store.how, store.holdout, store.tokenizer._asdict()) == ("tail", 0.4, told["tokenizer"])
     line = "2 documents (1 train, 1 held out by tail), 6 bytes, 8 ids; duplicates: 1; skipped, hidden: 1"
     assert summary(store) == line
@@ -229,6 +232,28 @@ def test_the_same_text_is_never_built_twice(tmp_path: Path) -> None:
     assert every(again.train) == every(first.train)
 
 
+def test_renamed_files_that_stay_in_their_order_build_nothing(tmp_path: Path) -> None:
+    first = ready(tmp_path, {"1": b"abc", "2": b"defg"})
+    before = first.path.stat().st_ino
+    (tmp_path / "text" / "1").rename(tmp_path / "text" / "01.txt")
+    again = ready(tmp_path, {})
+    assert again.path.stat().st_ino == before
+    assert (origins(first.train), origins(again.train)) == (
+        [("1", 0, ""), ("2", 0, "")],
+        [("01.txt", 0, ""), ("2", 0, "")],
+    )
+    (tmp_path / "text" / "01.txt").rename(tmp_path / "text" / "3")  # another order is other text
+    assert ready(tmp_path, {}).path != first.path
+
+
+def test_documents_on_both_sides_are_counted_whatever_their_files(tmp_path: Path) -> None:
+    one = ready(tmp_path / "a", {"a": b"abc\nde\nfgh\nde\n"}, split="line")
+    other = ready(tmp_path / "b", {"x.jsonl": b'{"text": "de"}\n{"text": "other"}\n{"text": ""}\n', "y": b""})
+    assert other.train.among(one.train) == 1
+    assert one.train.among(other.train) == 2
+    assert one.train.among(one.train) == 4
+
+
 def test_every_option_that_shapes_the_ids_has_a_store_of_its_own(tmp_path: Path) -> None:
     text = {f"{n}.jsonl": b'{"text": "text %d", "title": "t"}' % n for n in range(50)}
     options: list[dict[str, Any]] = [
@@ -323,8 +348,8 @@ def test_marks_that_a_tokenizer_lacks_and_words_that_are_none_are_refused_before
 def test_whatever_is_missing_cut_or_longer_is_built_anew_and_said(tmp_path: Path, small_chunks: None) -> None:
     store = ready(tmp_path, {"1": b"abcdefghij", "2": b"kl"}, holdout=0.4)
     whole = contents(store.path)
-    # Chunks of ids, offsets and origin of both sides; sizes; seven arrays and three groups; files.json, COMMIT.
-    assert len(whole) == 6 + 1 + 7 + 3 + 2 + 1
+    # Chunks of ids, one more of train's, of offsets, origin and draws of both sides; sizes; nine arrays, three groups; COMMIT.
+    assert len(whole) == 8 + 1 + 1 + 9 + 3 + 1
     for number, (name, text) in enumerate(whole.items()):
         path = store.path / name
         path.unlink()

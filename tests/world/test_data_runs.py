@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -207,15 +208,70 @@ def test_a_bad_record_stops_the_run_before_it_begins_or_is_counted(tmp_path: Pat
 
 def test_a_file_on_both_sides_is_refused(tmp_path: Path, folder: Path) -> None:
     (folder / "valid.txt").write_bytes((folder / "a.txt").read_bytes())
-    line = failed(train(tmp_path, f"data.path={folder}", f"data.heldout={folder}/valid.txt"), 3)
+    line = failed(train(tmp_path, f"data.path={folder}", f"data.heldout={folder}/valid.txt", "data.holdout=none"), 3)
     assert line == (
         "data.heldout: valid.txt is also trained on, as a.txt of source text, must be on one side only; take it out of one"
     )
     shutil.move(folder / "valid.txt", tmp_path / "valid.txt")
     (tmp_path / "valid.txt").write_text("other text that is long enough to be evaluated on")
-    ended = train(tmp_path, f"data.path={folder}", f"data.heldout={tmp_path}/valid.txt")
+    words = (f"data.path={folder}", "data.holdout=none", f"data.heldout={tmp_path}/valid.txt")
+    ended = train(tmp_path, *words, "stop=2")
     assert ended.code == 0, ended
-    assert "text heldout: 1 documents" in ended.out
+    assert "held-out text: 1 document" in ended.out
+    assert "are also trained on" not in ended.out
+    run = tmp_path / "run"
+    assert failed(run_here(f"run.dir={run}", "~data.heldout"), 2) == (
+        f"run.dir={run}: this run has another recipe; data.holdout: run has 0, asked for 0.01; "
+        f"data.heldout: run has {recorded(run)}, asked for none; these must stay as they are, set another run.dir for a new run"
+    )
+    (tmp_path / "valid.txt").write_text("changed")
+    assert "valid.txt: " in failed(run_here(f"run.dir={run}"), 3)
+
+
+def recorded(run: Path) -> str:
+    return str(json.loads((run / "data.json").read_text())["sources"]["heldout"]["digest"])
+
+
+def test_documents_that_are_evaluated_and_trained_on_are_counted(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "valid.jsonl").write_bytes(lines(3, 2) + json.dumps({"text": "only here to be evaluated on"}).encode())
+    ended = train(tmp_path, f"data.path={folder}", "data.holdout=none", f"data.heldout={tmp_path}/valid.jsonl")
+    assert ended.code == 0, ended
+    assert "data.heldout: 2 of its documents are also trained on, in text\n" in ended.out
+
+
+NO_EFFECT = {
+    "data.text_key=body": "data.text_key=body must have a file that it is for (arrow, jsonl, parquet)",
+    "data.id_key=id": "data.id_key=id must have a file that it is for (arrow, jsonl, parquet)",
+    "data.template=chatml": "data.template=chatml must have a file that it is for (arrow, jsonl, parquet)",
+    "data.dtype=<u2": "data.dtype=<u2 must have a file that it is for (bin)",
+}
+
+
+@pytest.mark.parametrize("setting", NO_EFFECT)
+def test_a_setting_that_no_file_is_read_by_is_refused(setting: str, tmp_path: Path, folder: Path) -> None:
+    line = failed(train(tmp_path, f"data.path={folder}/a.txt", setting), 2)
+    assert line == f"{NO_EFFECT[setting]}, there is none; drop it"
+    mixed = (
+        f"data.sources.a.path={folder}/a.txt",
+        f"data.sources.a.{setting[5:]}",
+        f"data.sources.b.path={folder}/b.jsonl",
+    )
+    assert failed(train(tmp_path, *mixed), 2).startswith(NO_EFFECT[setting].replace("data.", "data.sources.a.", 1))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_key_that_a_verb_does_not_read_is_refused(tmp_path: Path) -> None:
+    line = "inspect.rows: has no effect in prepare, must be one of its keys; see python -m lib.run prepare --help"
+    assert failed(run_here("prepare", f"run.dir={tmp_path}", "inspect.rows=1"), 2) == line
+
+
+def test_a_run_on_ids_alone_ends_without_a_sample(tmp_path: Path) -> None:
+    ids = np.tile(np.arange(3, 60, dtype=np.uint16), 40)
+    ids[::100] = 2
+    np.save(tmp_path / "ids.npy", ids)
+    ended = train(tmp_path, f"data.path={tmp_path}/ids.npy", "data.tokenizer=ids:60:2")
+    assert ended.code == 0, ended
+    assert "sample" not in ended.out
 
 
 def test_more_passes_than_a_source_allows_are_refused_before_the_first_step(tmp_path: Path, folder: Path) -> None:
@@ -233,9 +289,10 @@ def test_another_tokenizer_under_the_same_name_is_refused(tmp_path: Path, folder
     assert ended.code == 0, ended
     assert train(tmp_path, *words).code == 0
     tiny_tokenizer(path, 290)
-    line = failed(run_here(f"run.dir={tmp_path / 'run'}", "steps=20"), 3)
-    assert "data.tokenizer is tokenizer.json:" in line
-    assert "which this run was trained with" in line
+    for words in (("steps=20",), ("sample",), ("eval",), ("inspect", "inspect.rows=1")):
+        line = failed(run_here(*words, f"run.dir={tmp_path / 'run'}"), 3)
+        assert "data.tokenizer is tokenizer.json:" in line
+        assert "which this run was trained with" in line
 
 
 def test_conversations_are_trained_on_by_a_template(tmp_path: Path) -> None:
