@@ -50,7 +50,8 @@ def shown_rows(told: Launch, voice: Progress) -> str:
     source, places = positions_at(text.sources, plan_of(recipe), seed, begin, step)
     flat = {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in ("inputs", "targets", "segments", "mask")}
     rows = len(flat["inputs"])
-    lines = [f"update {step + 1}: {rows} rows of {flat['inputs'].shape[1]}"]
+    legend = "{...} a special token, [[...]] not trained on"
+    lines = [f"update {step + 1}: {rows} rows of {flat['inputs'].shape[1]}; {legend}"]
     some = range(min(config.inspect.rows, rows))
     for number in some:
         row = {name: part[number] for name, part in flat.items()} | {"places": places[number]}
@@ -78,25 +79,32 @@ def _from(source: Source, place: int) -> str:
 
 
 def _segment(targets: Any, mask: Any, coder: Coder) -> str:
-    """A segment's targets as text; what is not trained on stands in [brackets], an end mark as a sign."""
+    """A segment's targets as text: special tokens in braces, what is not trained on in double brackets."""
     if not mask.any():
-        return f"[{len(targets)} of padding or of what is not trained on]"
+        return f"[[{len(targets)} of padding, or of what is not trained on]]"
     edges = np.flatnonzero(np.diff(mask)) + 1
     parts = []
     for some, on in zip(np.split(targets, edges), np.split(mask, edges), strict=True):
-        shown = "".join(_text(piece, coder) for piece in _pieces(some, coder.tokenizer.eos))
-        parts.append(shown if on[0] else f"[{shown}]")
+        parts.append(_text(some, coder) if on[0] else f"[[{_text(some, coder)}]]")
     whole = "".join(parts)
     return whole if len(whole) <= _SHOWN else f"{whole[: _SHOWN // 2]} ... {whole[-_SHOWN // 2 :]}"
 
 
-def _pieces(ids: Any, eos: int) -> list[Any]:
-    return np.split(ids, np.flatnonzero(ids == eos) + 1)
-
-
 def _text(ids: Any, coder: Coder) -> str:
-    if not len(ids):
-        return ""
-    ended = ids[-1] == coder.tokenizer.eos
-    text = coder.decode(ids[:-1] if ended else ids).decode("utf-8", "replace")
-    return repr(text)[1:-1] + ("<end>" if ended else "")
+    """Ids as text on one line; a special token stands in braces, so that it is told from text that spells it."""
+    spelled = {number: spelling for spelling, number in coder.marks.items()}
+    marks = np.array(sorted({*spelled, coder.tokenizer.eos, coder.tokenizer.bos or 0} - {-1}), dtype=np.int64)
+    at = np.flatnonzero(np.isin(ids, marks) & (coder.sizes[ids] == 0))
+    parts, begin = [], 0
+    for place in at.tolist():
+        parts += [_plain(ids[begin:place], coder), f"{{{_spelling(int(ids[place]), spelled, coder)}}}"]
+        begin = place + 1
+    return "".join([*parts, _plain(ids[begin:], coder)])
+
+
+def _plain(ids: Any, coder: Coder) -> str:
+    return repr(coder.decode(ids).decode("utf-8", "replace"))[1:-1] if len(ids) else ""
+
+
+def _spelling(number: int, spelled: dict[int, str], coder: Coder) -> str:
+    return spelled.get(number, "end" if number == coder.tokenizer.eos else "begin")

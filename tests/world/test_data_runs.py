@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -307,7 +308,8 @@ def test_conversations_are_trained_on_by_a_template(tmp_path: Path) -> None:
         "inspect", f"run.dir={tmp_path / 'none'}", *words, f"data.cache={tmp_path / 'cache'}", "inspect.rows=1"
     )
     assert shown.code == 0, shown
-    assert "[<|im_start|>user" in shown.out
+    assert "[[<|im_start|>user" in shown.out
+    assert re.search(r"<\|im_start\|>assistant\\n\]\][a-z ]+<\|im_end\|>\\n\{end\}\n", shown.out)
     assert train(tmp_path, *words).code == 0
     records[4]["messages"].reverse()
     chat.write_text("".join(json.dumps(record) + "\n" for record in records))
