@@ -154,7 +154,7 @@ def ended(told: Launch) -> str | None:
         stopped = config.stop is not None and step >= config.stop
         return f"{run}: at step {step}, stop={config.stop} is reached; to go on: {again(config)}" if stopped else None
     row = evaluated(run / "metrics.jsonl", step)
-    measured = row is not None or not config.eval.every or not state["recipe"].data.holdout
+    measured = row is not None or not config.eval.every or not _evaluated_on(state["recipe"].data)
     drawn = (run / "loss.png").exists() or not drawable()
     if step == total and not (measured and drawn):
         return None  # it was interrupted between its last step and its end
@@ -163,6 +163,10 @@ def ended(told: Launch) -> str | None:
     past = f", beyond steps={total}" if step > total else ""
     stays = "" if state["recipe"].schedule.shape == "constant" else _STAYS.format(2 * step)
     return f"{run}: complete at step {step}{past}{held}; to go on: {again(config)} steps={2 * step}{stays}"
+
+
+def _evaluated_on(data: DataIdentity) -> bool:
+    return bool(data.holdout or data.heldout)
 
 
 def again(config: Config) -> str:
