@@ -8,6 +8,7 @@ everything else in the recipe, and the seed; each difference is listed, old and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import msgspec
@@ -107,12 +108,26 @@ def _asked(old: Recipe, launch: Launch) -> Recipe:
     config, replace = launch.config, msgspec.structs.replace
     # Which files are evaluated on is known when they have been read; whether there are any is known now.
     heldout = (old.data.heldout or "other files") if config.data.heldout is not None else ""
-    data = replace(old.data, holdout=holdout_of(config.data), heldout=heldout, sources=_asked_sources(old, config))
+    data = replace(
+        old.data,
+        tokenizer=_asked_tokenizer(old.data.tokenizer, config.data.tokenizer),
+        holdout=holdout_of(config.data),
+        heldout=heldout,
+        sources=_asked_sources(old, config),
+    )
     if "schedule.length" not in launch.named:
         config = replace(config, schedule=replace(config.schedule, length=old.schedule.length))
     if config.schedule.warmup is None:
         config = replace(config, schedule=replace(config.schedule, warmup=old.schedule.warmup))
     return recipe_of(config, data)
+
+
+def _asked_tokenizer(was: str, asked: str) -> str:
+    """As far as its name tells; a file's content is known when it has been read."""
+    if asked == "bytes" or asked.startswith("ids:"):
+        return asked
+    name = asked if asked.startswith("tiktoken:") else PurePath(asked).name
+    return was if was.startswith(f"{name}:") else name
 
 
 def _asked_sources(old: Recipe, config: Config) -> tuple[SourceIdentity, ...]:

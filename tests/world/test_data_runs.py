@@ -294,6 +294,9 @@ def test_another_tokenizer_under_the_same_name_is_refused(tmp_path: Path, folder
         line = failed(run_here(*words, f"run.dir={tmp_path / 'run'}"), 3)
         assert "data.tokenizer is tokenizer.json:" in line
         assert "which this run was trained with" in line
+    line = failed(run_here(f"run.dir={tmp_path / 'run'}", "data.tokenizer=bytes"), 2)
+    assert "data.tokenizer: run has tokenizer.json:" in line
+    assert ", asked for bytes; " in line
 
 
 def test_conversations_are_trained_on_by_a_template(tmp_path: Path) -> None:
@@ -303,7 +306,7 @@ def test_conversations_are_trained_on_by_a_template(tmp_path: Path) -> None:
         for n in range(30)
     ]
     chat.write_text("".join(json.dumps(record) + "\n" for record in records))
-    words = (f"data.path={chat}", "data.template=chatml", "batch.mode=pack", "batch.length=128", "batch.rows=2")
+    words = (f"data.path={chat}", "data.template=chatml", "batch.mode=pack", "batch.length=256", "batch.rows=2")
     shown = run_here(
         "inspect", f"run.dir={tmp_path / 'none'}", *words, f"data.cache={tmp_path / 'cache'}", "inspect.rows=1"
     )
