@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lib.errors import DataError
 
-__all__ = ["Model", "huggingface", "ranks_file", "sentencepiece_file", "tiktoken_named"]
+__all__ = ["Model", "TextError", "flat", "huggingface", "ranks_file", "sentencepiece_file", "tiktoken_named"]
 
 # Splits text before its parts are merged: that of OpenAI's cl100k_base, taken over from tiktoken 0.9.
 CL100K = (
@@ -36,6 +36,12 @@ _RUNS = re.compile(rf"\s{{1,{_RUN}}}+|\S{{1,{_RUN}}}+")
 
 _ESCAPED_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LOST = "\N{REPLACEMENT CHARACTER}".encode()
+
+
+class TextError(DataError):
+    """A text is none that this tokenizer can encode; `cause` is what to count it by."""
+
+    cause = "text the tokenizer cannot encode"
 
 
 class Model(NamedTuple):
@@ -61,7 +67,7 @@ class Model(NamedTuple):
 
 
 def huggingface(spec: str, *, named: Sequence[str]) -> Model:
-    """Open a `tokenizer.json`; `named` are spellings that are to be marks whatever the file says of them."""
+    """Open a `tokenizer.json`; `named` are added tokens that are to be marks though the file does not call them special."""
     raw = _read(spec)
     try:
         import tokenizers
@@ -78,8 +84,7 @@ def huggingface(spec: str, *, named: Sequence[str]) -> Model:
     whole.encode_special_tokens = True  # that is: as text
     added = whole.get_added_tokens_decoder()
     vocab = whole.get_vocab(with_added_tokens=True)
-    marks = {token.content: number for number, token in added.items() if token.special}
-    marks |= {text: vocab[text] for text in named if text in vocab}
+    marks = {token.content: number for number, token in added.items() if token.special or token.content in named}
     unknown = _unknown(facts["model"], vocab)
     exact = "ByteLevel" in (_kinds(facts.get("decoder")) or _kinds(facts.get("pre_tokenizer")))
     table = [b""] * (max(vocab.values(), default=-1) + 1)
@@ -143,7 +148,7 @@ def tiktoken_named(spec: str) -> Model:
     try:
         made = tiktoken.get_encoding(name)
     except Exception as error:  # noqa: BLE001 - whatever the library's own download raises
-        raise DataError(f"{spec}: tiktoken cannot fetch it ({_flat(error)}); give its ranks as a file") from None
+        raise DataError(f"{spec}: tiktoken cannot fetch it ({flat(error)}); give its ranks as a file") from None
     model = _tiktoken(spec, made)
     digest = blake2b(repr((model.table, sorted(model.marks.items()))).encode(), digest_size=8).hexdigest()
     return model._replace(name=f"{spec}:{digest}")
@@ -223,7 +228,8 @@ def _as_text(encode: Callable[[list[str]], list[list[int]]], marks: Mapping[str,
         if holds(ids):
             number = next(one for one in ids if one < len(guarded) and guarded[one])
             mark = next(name for name, value in marks.items() if value == number)
-            raise ValueError(f"the text spells the mark {mark} in a way this tokenizer cannot tell from it")
+            what = f"the text spells the mark {mark}, must be text that this tokenizer can tell from it"
+            raise TextError(f"{what}; change it or set data.errors=skip")
         return ids
 
     def safe(texts: list[str]) -> list[list[int]]:
@@ -285,8 +291,9 @@ def _absent(spec: str, library: str) -> DataError:
 
 
 def _unreadable(spec: str, what: str, error: Exception) -> DataError:
-    return DataError(f"{spec}: cannot be read as {what} ({_flat(error)}); restore the file")
+    return DataError(f"{spec}: cannot be read as {what} ({flat(error)}); restore the file")
 
 
-def _flat(error: Exception) -> str:
+def flat(error: BaseException) -> str:
+    """Say what a library said, in one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from lib.data.bytes import BYTES, SIZES
 from lib.errors import DataError
 from lib.store import coders
-from lib.store.coders import Coder, open_coder, pieces
+from lib.store.coders import MOST_IDS, NO_MARK, Coder, TextError, open_coder, pieces
 from lib.store.foreign import CL100K
 
 TEXT = ["the cat sat on the mat, and the dog sat on the log.\n"] * 40 + ["a caf\u00e9 costs 3 \u20ac \U0001f600\n"]
@@ -59,6 +60,14 @@ def words(folder: Path) -> str:
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made.add_special_tokens(["[UNK]", "[EOS]"])
     return saved(made, folder / "words.json")
+
+
+def unknown(folder: Path) -> str:
+    """A tokenizer that knows two words and has nothing for any other."""
+    made = tokenizers.Tokenizer(models.WordLevel({"</s>": 0, "the": 1, "cat": 2}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(["</s>"])
+    return saved(made, folder / "unknown.json")
 
 
 def saved(made: tokenizers.Tokenizer, path: Path) -> str:
@@ -118,6 +127,7 @@ def test_ready_made_ids_are_shown_as_numbers_and_take_no_text() -> None:
     assert coder.tokenizer == ("ids:100:7", 100, 7, None)
     assert coder.decode([1, 99, 7]) == b"1 99"
     assert coder.sizes.tolist() == [0] * 100
+    assert open_coder(f"ids:{MOST_IDS}:2").tokenizer.vocab == 1 << 31
     message = "data.tokenizer=ids:100:7 reads files of ids, must not meet text; name a tokenizer for text"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         coder.encode([b"a"])
@@ -309,32 +319,53 @@ def test_a_piece_ends_behind_a_line_break_or_else_at_a_whole_character(monkeypat
     ([EOT, "<|end_of_text|>"], {"eos": "<|end_of_text|>"}, 1, None),
     (["<|im_start|>", "<|im_end|>"], {"eos": "<|im_end|>", "bos": "<|im_start|>"}, 1, 0),
     (["<s>", "<bos>", "<eos>"], {}, 2, None),
-    (["</s>"], {"eos": "x"}, None, None),
+    (["<pad>", "</s>"], {"closed": False}, 1, None),
+    (["<pad>"], {"closed": False}, NO_MARK, None),
+    ([], {"closed": False}, NO_MARK, None),
+    (["</s>", EOT], {"closed": False}, NO_MARK, None),
+    (["<pad>", "<end>"], {"closed": False, "eos": "<end>"}, 1, None),
 ])  # fmt: skip
 def test_marks_are_found_by_their_usual_names_or_named(
-    tmp_path: Path, marks: list[str], options: dict[str, str], eos: int | None, bos: int | None
+    tmp_path: Path, marks: list[str], options: dict[str, Any], eos: int, bos: int | None
 ) -> None:
     coder = open_coder(byte_level(tmp_path, marks=marks), **options)
-    assert coder.tokenizer.bos == bos
-    if eos is not None:
-        assert coder.tokenizer.eos == eos
-        return
-    # An everyday token that is made the end mark can no longer be spelled: there is no other way to write it.
-    with pytest.raises(ValueError, match=r"^the text spells the mark x in a way this tokenizer cannot tell from it$"):
-        coder.encode([b"x"])
+    assert coder.tokenizer[2:] == (eos, bos)
+    (ids,) = coder.encode([EXACT.encode()])
+    assert coder.decode(ids) == EXACT.encode()
+
+
+def test_an_added_token_can_be_a_mark_though_its_file_does_not_call_it_special(tmp_path: Path) -> None:
+    made = tokenizers.Tokenizer.from_file(byte_level(tmp_path))
+    made.add_tokens(["<end>"])
+    path = saved(made, tmp_path / "added.json")
+    assert open_coder(path).marks == {EOT: 0}
+    coder = open_coder(path, eos="<end>")
+    assert (coder.tokenizer.eos, coder.marks) == (293, {EOT: 0, "<end>": 293})
+    (ids,) = coder.encode([b"the <end> of it<end>"])
+    assert 293 not in ids
+    assert coder.decode([*ids, 293]) == b"the <end> of it<end>"
+
+
+CLOSES = "data.eos_token must say which token closes a document: {}"
+ONE_OF = "name one of these or set data.add_eos=false"
+ADD = "name one of these or add it to the tokenizer"
 
 
 @pytest.mark.parametrize(("marks", "options", "message"), [
-    (["<pad>"], {}, "data.eos must say which token closes a document: {} has none of the usual end marks, only <pad>"),
-    ([], {}, "data.eos must say which token closes a document: {} has none of the usual end marks, only none"),
-    (["</s>", EOT], {}, "data.eos must say which token closes a document: {} has </s> and <|endoftext|>"),
-    ([EOT], {"eos": "<end>"}, "data.eos=<end> must be a special token of {}, which has <|endoftext|>"),
-    ([EOT], {"bos": "<go>"}, "data.bos=<go> must be a special token of {}, which has <|endoftext|>"),
-    ([f"<{n}>" for n in range(10)], {}, "data.eos must say which token closes a document: {} has none of the usual end"
-     " marks, only <0>, <1>, <2>, <3>, <4>, <5>, <6>, <7> and 2 more"),
+    (["<pad>"], {}, f"{CLOSES} has none of the usual end marks, only <pad>; {ONE_OF}"),
+    ([], {}, f"{CLOSES} has no special tokens; add one to the tokenizer or set data.add_eos=false"),
+    (["</s>", EOT], {}, f"{CLOSES} has </s> and <|endoftext|>; {ONE_OF}"),
+    ([f"<{n}>" for n in range(10)], {}, f"{CLOSES} has none of the usual end marks, only <0>, <1>, <2>, <3>, <4>, <5>, "
+     f"<6>, <7> and 2 more; {ONE_OF}"),
+    ([EOT], {"eos": "<end>"}, f"data.eos_token=<end> must be a special token of {{}}, which has <|endoftext|>; {ADD}"),
+    ([EOT], {"bos": "<go>"}, f"data.bos_token=<go> must be a special token of {{}}, which has <|endoftext|>; {ADD}"),
+    (["</s>"], {"eos": "x"}, f"data.eos_token=x must be a special token of {{}}, which has </s>; {ADD}"),
+    (["</s>"], {"bos": "the"}, f"data.bos_token=the must be a special token of {{}}, which has </s>; {ADD}"),
+    ([], {"eos": "<end>", "closed": False},
+     "data.eos_token=<end> must be a special token of {}, which has none; add it to the tokenizer"),
 ])  # fmt: skip
 def test_a_mark_that_cannot_be_told_is_asked_for(
-    tmp_path: Path, marks: list[str], options: dict[str, str], message: str
+    tmp_path: Path, marks: list[str], options: dict[str, Any], message: str
 ) -> None:
     path = byte_level(tmp_path, marks=marks)
     with pytest.raises(ValueError, match=f"^{re.escape(message.format(path))}$"):
@@ -347,8 +378,13 @@ def test_a_mark_that_cannot_be_told_is_asked_for(
     ("ids:5", {}, 'data.tokenizer=ids:5 must be "ids:VOCAB:EOS" with two whole numbers, as "ids:50257:50256"'),
     ("ids:5:x", {}, 'data.tokenizer=ids:5:x must be "ids:VOCAB:EOS" with two whole numbers, as "ids:50257:50256"'),
     ("ids:5:5", {}, "data.tokenizer=ids:5:5: the end mark 5 must be below the vocabulary 5"),
-    ("bytes", {"eos": "</s>"}, "data.eos=</s> must be left out: bytes has marks that no text can spell"),
-    ("ids:5:4", {"bos": "<s>"}, "data.bos=<s> must be left out: ids:5:4 has marks that no text can spell"),
+    ("ids:5:99999999999", {}, "data.tokenizer=ids:5:99999999999: the end mark 99999999999 must be below the vocabulary 5"),
+    *((f"ids:{vocab}:2", {}, f"data.tokenizer=ids:{vocab}:2: the vocabulary {vocab} must be at most 2147483648; give the "
+       "number of ids that the files' tokenizer has") for vocab in (2**31 + 1, 99999999999999)),
+    (f"ids:{'9' * 5000}:2", {}, f"data.tokenizer=ids:{'9' * 76}: the vocabulary {'9' * 40} must be at most 2147483648; "
+     "give the number of ids that the files' tokenizer has"),
+    ("bytes", {"eos": "</s>"}, "data.eos_token=</s> must be left out: bytes has marks that no text can spell"),
+    ("ids:5:4", {"bos": "<s>"}, "data.bos_token=<s> must be left out: ids:5:4 has marks that no text can spell"),
     ("absent.json", {}, "data.tokenizer=absent.json must be a file, there is none"),
     ("absent.tiktoken", {}, "data.tokenizer=absent.tiktoken must be a file, there is none"),
     ("absent.model", {}, "data.tokenizer=absent.model must be a file, there is none"),
@@ -426,6 +462,62 @@ def test_a_normaliser_that_makes_a_mark_is_caught(tmp_path: Path) -> None:
     made = tokenizers.Tokenizer.from_file(words(tmp_path))
     made.normalizer = normalizers.Replace("{", "[")
     coder = open_coder(saved(made, tmp_path / "sly.json"))
-    message = "the text spells the mark [EOS] in a way this tokenizer cannot tell from it"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    message = "the text spells the mark [EOS], must be text that this tokenizer can tell from it"
+    with pytest.raises(TextError, match=f"^{re.escape(message)}; change it or set data.errors=skip$"):
         coder.encode([b"{EOS]"])
+
+
+def test_text_that_a_library_refuses_is_an_error_of_one_line(tmp_path: Path) -> None:
+    path = unknown(tmp_path)
+    coder = open_coder(path)
+    assert [ids.tolist() for ids in coder.encode([b"the cat", b""])] == [[1, 2], []]
+    said = "WordLevel error: Missing [UNK] token from the vocabulary"
+    fix = "name a tokenizer that takes any text, or set data.errors=skip"
+    with pytest.raises(TextError, match=f"^{re.escape(f'{path}: cannot encode the text ({said}); {fix}')}$") as caught:
+        coder.encode([b"the cat", b"the dog"])
+    assert isinstance(caught.value, DataError)
+    assert caught.value.cause == "text the tokenizer cannot encode"
+
+
+class PanicException(BaseException):
+    """As Rust's panics come through."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError("it\nbroke"), PanicException("it broke"), KeyError("it broke")])
+def test_whatever_a_library_throws_is_an_error_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    coder = broken(tmp_path, monkeypatch, error)
+    said = "it broke" if not isinstance(error, KeyError) else "'it broke'"
+    fix = "name a tokenizer that takes any text, or set data.errors=skip"
+    with pytest.raises(TextError, match=f"^own.tiktoken: cannot encode the text \\({said}\\); {fix}$"):
+        coder.encode([b"the"])
+    with pytest.raises(DataError, match=f"^own.tiktoken: cannot decode ids \\({said}\\); restore the file$") as caught:
+        coder.decode([1])
+    assert not isinstance(caught.value, TextError)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), SystemExit(3)])
+def test_what_befalls_the_process_is_not_blamed_on_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    coder = broken(tmp_path, monkeypatch, error)
+    for work in (lambda: coder.encode([b"the"]), lambda: coder.decode([1])):
+        with pytest.raises(type(error)) as caught:
+            work()
+        assert caught.value is error
+
+
+def broken(folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Coder:
+    """A tokenizer whose library fails."""
+
+    def fail(_: object) -> Any:
+        raise error
+
+    opened = coders.ranks_file
+    monkeypatch.setattr(
+        coders, "ranks_file", lambda spec, **marks: opened(spec, **marks)._replace(encode=fail, decode=fail)
+    )
+    ranks(folder)
+    monkeypatch.chdir(folder)
+    return open_coder("own.tiktoken")
