@@ -1,8 +1,8 @@
 """Conversations as ids: who said what, laid out by a template that is data, and which ids are trained on.
 
 A template's own text may spell special tokens and then means them; what people wrote never does, whatever it spells.
-A message's prefix ("assistant:") is never trained on, since whoever writes the answer is given it; its suffix, the end
-of the turn, is trained on with the message, since that is how an answer learns to end.
+Of a template's own text only what ends an assistant's message is trained on, since that is how an answer learns to end;
+all else of it ("assistant:", "[/INST]", the end of a user's turn) is given to whoever writes the answer.
 
 Source: the templates are those that the models named were published with.
 """
@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lib.data.messages import ROLES, Message, messages_of
+from lib.data.messages import ROLES, ConversationError, Message, messages_of
 
 __all__ = [
-    "TEMPLATES", "TRAIN_ON", "Coder", "Message", "Template", "Turn", "encode_turns", "messages_of", "render",
-    "template_of",
+    "TEMPLATES", "TRAIN_ON", "Coder", "ConversationError", "Message", "Template", "Turn", "encode_turns", "messages_of",
+    "render", "template_of",
 ]  # fmt: skip
 
 TRAIN_ON = ("all", "assistant", "last")
@@ -40,6 +40,7 @@ class Template(NamedTuple):
         after_system: what stands before a user's message right behind a system message; none = the same as elsewhere.
         context: what stands between an instruction and its context.
         begin_context: what a conversation begins with when its first instruction has a context; none = `begin`.
+        begin_system: what it begins with when a system message with a text opens it; none = the same as elsewhere.
     """
 
     user: tuple[str, str]
@@ -50,6 +51,7 @@ class Template(NamedTuple):
     after_system: str | None = None
     context: str = "\n\n"
     begin_context: str | None = None
+    begin_system: str | None = None
 
 
 class Turn(NamedTuple):
@@ -105,10 +107,11 @@ TEMPLATES: Mapping[str, Template] = {
     "alpaca": Template(
         user=("\n\n### Instruction:\n", "\n\n### Response:\n"),
         assistant=("", ""),
-        system=("", "\n\n"),
+        system=("", ""),
         begin=f"{_ALPACA}. {_ALPACA_END}",
         context="\n\n### Input:\n",
         begin_context=f"{_ALPACA}, paired with an input that provides further context. {_ALPACA_END}",
+        begin_system="",  # it was trained without any: what a system message says takes the place of the preamble
     ),
     "plain": Template(user=("", ""), assistant=("", ""), system=("", ""), tool=("", "")),
 }
@@ -148,8 +151,14 @@ def render(messages: Sequence[Message], template: Template, train_on: str = "ass
         train_on: "all" = every message, "assistant" = those of the assistant, "last" = the assistant's last one; what a
             message says for itself comes first.
 
+    Returns:
+        Its stretches in order. What is trained on is what the chosen messages say and, behind an assistant's, the suffix
+        that ends it. The suffix of any other message belongs to the prompt (in some templates it is what opens the
+        answer: " [/INST] ", "### Response:"), as all prefixes do, so it is not trained on, with "all" neither.
+
     Raises:
-        ValueError: a message's role has no place in the template, or there is no such rule.
+        ConversationError: a message's role has no place in the template.
+        ValueError: there is no such rule.
 
     >>> talk = [Message("user", "Hi"), Message("assistant", "Hello")]
     >>> "".join(turn.text for turn in render(talk, TEMPLATES["mistral"]))
@@ -158,15 +167,15 @@ def render(messages: Sequence[Message], template: Template, train_on: str = "ass
     if train_on not in TRAIN_ON:
         raise ValueError(f"data.train_on={train_on} must be one of {', '.join(TRAIN_ON)}")
     last = max((at for at, message in enumerate(messages) if message.role == "assistant"), default=-1)
-    with_context = bool(messages) and next((one for one in messages if one.role == "user"), messages[0]).context
-    begin = template.begin_context if with_context and template.begin_context is not None else template.begin
-    turns = [Turn(begin, trained=False, marks=True)]
+    turns = [Turn(_begin(messages, template), trained=False, marks=True)]
     before = ""
     for at, message in enumerate(messages):
         around = getattr(template, message.role)
         if around is None:
             known = ", ".join(role for role in ROLES if getattr(template, role) is not None)
-            raise ValueError(f"message {at + 1}: role={message.role} must be one of {known}, which the template has")
+            what = f"role={message.role} must be one of {known}, which the template has"
+            fix = "choose another data.template, take the message out, or set data.errors=skip"
+            raise ConversationError("role without a place in the template", f"{what}; {fix}")
         prefix, suffix = around
         if (before, message.role) == ("system", "user") and template.after_system is not None:
             prefix = template.after_system
@@ -175,10 +184,18 @@ def render(messages: Sequence[Message], template: Template, train_on: str = "ass
             trained = train_on == "all" or (message.role == "assistant" and train_on == "assistant") or at == last
         turns += [Turn(prefix, trained=False, marks=True), Turn(message.content, trained, marks=False)]
         if message.context:
-            turns += [Turn(template.context, trained, marks=True), Turn(message.context, trained, marks=False)]
-        turns.append(Turn(suffix, trained, marks=True))
+            turns += [Turn(template.context, trained=False, marks=True), Turn(message.context, trained, marks=False)]
+        turns.append(Turn(suffix, trained and message.role == "assistant", marks=True))
         before = message.role
     return [turn for turn in turns if turn.text]
+
+
+def _begin(messages: Sequence[Message], template: Template) -> str:
+    first = messages[0] if messages else Message("user", "")
+    if template.begin_system is not None and first.role == "system" and first.content:
+        return template.begin_system
+    asked = next((one for one in messages if one.role == "user"), first)
+    return template.begin_context if asked.context and template.begin_context is not None else template.begin
 
 
 def encode_turns(turns: Sequence[Turn], coder: Coder) -> tuple[NDArray[np.integer], NDArray[np.bool_]]:

@@ -14,15 +14,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lib.data.chat import encode_turns, messages_of, render
+from lib.data.chat import ConversationError, encode_turns, messages_of, render
 from lib.errors import DataError
-from lib.store.coders import Coder
+from lib.store.coders import Coder, TextError
 from lib.store.faults import REPLACED
 from lib.store.formats import Kind, place_of
 from lib.store.making import Making
 from lib.store.record import Record, Span
 
-__all__ = ["NOT_UTF8", "Document", "Met", "Place", "digest_of", "documents_of", "ids_of"]
+__all__ = ["NOT_UTF8", "Document", "Met", "Place", "digest_of", "documents_of", "ids_of", "taken"]
 
 NOT_UTF8 = "not UTF-8"
 
@@ -114,8 +114,25 @@ def ids_of(record: Record, text: bytes, at: Place, before: int = 0) -> tuple[NDA
     Raises:
         DataError: the tokenizer does not take it.
     """
+    ids, cause = taken(record, text, at, before)
+    return ids, cause == REPLACED
+
+
+def taken(record: Record, text: bytes, at: Place, before: int = 0) -> tuple[NDArray[np.integer] | None, str]:
+    """Encode a text, or a piece of one that `before` bytes of came earlier.
+
+    Returns:
+        The ids, none = the record is passed over; and what is to be counted, "" = nothing.
+
+    Raises:
+        DataError: the tokenizer does not take it.
+    """
     try:
-        return at.coder.encode([text])[0], False
+        return at.coder.encode([text])[0], ""
+    except TextError as error:
+        if at.making.reading.errors == "skip":
+            return None, error.cause
+        raise DataError(f"{at.of(record)}: {error}") from None
     except ValueError as error:
         wrong = _no_utf8(text)
         if wrong is None:
@@ -128,8 +145,9 @@ def ids_of(record: Record, text: bytes, at: Place, before: int = 0) -> tuple[NDA
         fix = "save the file as UTF-8, set data.errors=replace or data.errors=skip, or data.tokenizer=bytes"
         raise DataError(f"{at.of(record)}: {what}; {fix}")
     if errors == "skip":
-        return None, False
-    return at.coder.encode([text.decode("utf-8", "replace").encode()])[0], True
+        return None, NOT_UTF8
+    mended, cause = taken(record, text.decode("utf-8", "replace").encode(), at, before)
+    return mended, cause or REPLACED
 
 
 def digest_of(content: bytes) -> bytes:
@@ -142,14 +160,13 @@ def _encoded(texts: Sequence[Met]) -> list[NDArray[np.integer] | None]:
         return []
     try:
         return [*texts[0].at.coder.encode([met.text for met in texts])]
-    except ValueError:
+    except (ValueError, TextError):
         return [_counted(met.record, met.text, met.at) for met in texts]
 
 
 def _counted(record: Record, text: bytes, at: Place) -> NDArray[np.integer] | None:
-    ids, mended = ids_of(record, text, at)
-    at.skipped[NOT_UTF8] += ids is None
-    at.skipped[REPLACED] += mended
+    ids, cause = taken(record, text, at)
+    at.skipped[cause] += bool(cause)
     return ids
 
 
@@ -174,10 +191,12 @@ def _conversation(record: Record, at: Place) -> Document | None:
     try:
         turns = render(messages_of(record.fields), at.making.template, at.making.train_on)
         ids, mask = encode_turns(turns, at.coder)
-    except ValueError as error:
+    except (ConversationError, TextError) as error:
         if at.making.reading.errors == "skip":
-            at.skipped["conversation that breaks the rules"] += 1
+            at.skipped[error.cause] += 1
             return None
+        raise DataError(f"{at.of(record)}: {error}") from None
+    except ValueError as error:  # no record's fault
         raise DataError(f"{at.of(record)}: {error}") from None
     if not mask.any():
         at.skipped["conversation with nothing to train on"] += 1

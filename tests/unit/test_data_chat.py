@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib.data.chat import TEMPLATES, TRAIN_ON, Message, encode_turns, messages_of, render, template_of
+from lib.data.chat import (
+    TEMPLATES,
+    TRAIN_ON,
+    ConversationError,
+    Message,
+    encode_turns,
+    messages_of,
+    render,
+    template_of,
+)
 from lib.store.coders import Coder, open_coder
 from tests.unit.test_coders import byte_level, pieced
 
@@ -61,6 +71,23 @@ def coders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Coder]:
      [Message("user", "a"), Message("assistant", "b")]),
     ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": "s"},
      [Message("system", "s"), Message("user", "a"), Message("assistant", "b")]),
+    ({"messages": [{"role": "user", "content": "a", "weight": 1}, {"role": "assistant", "content": "b", "weight": 0},
+     {"role": "user", "content": "c", "weight": None}, {"role": "assistant", "content": "d", "weight": 1.0,
+      "trained": True}]},
+     [Message("user", "a", True), Message("assistant", "b", False), Message("user", "c"), Message("assistant", "d", True)]),
+    ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "weight": 0}]},
+     [Message("user", "a"), Message("assistant", "b", False)]),
+    ({"messages": [{"role": "user", "content": "a", "tool_calls": None}, {"role": "assistant", "content": "b",
+     "tool_calls": [], "function_call": None, "refusal": ""}], "tools": []},
+     [Message("user", "a"), Message("assistant", "b")]),
+    ({**said("user", "assistant"), "prompt": "u", "prompt_id": 5}, [Message("user", "u"), Message("assistant", "a")]),
+    ({**said("user", "assistant"), "prompt": None, "completion": None, "conversations": None},
+     [Message("user", "u"), Message("assistant", "a")]),
+    ({"messages": None, "prompt": "a", "completion": "b"}, [Message("user", "a"), Message("assistant", "b")]),
+    ({**said("user", "assistant"), "system": "s"},
+     [Message("system", "s"), Message("user", "u"), Message("assistant", "a")]),
+    ({"instruction": "a", "output": "b", "system": "s"},
+     [Message("system", "s"), Message("user", "a"), Message("assistant", "b")]),
     ({"instruction": "a", "output": "b"}, [Message("user", "a"), Message("assistant", "b")]),
     ({"instruction": "a", "input": None, "output": "b"}, [Message("user", "a"), Message("assistant", "b")]),
     ({"instruction": "a", "input": "c", "output": "b"},
@@ -74,43 +101,96 @@ def test_a_conversation_is_read_in_any_form(fields: dict[str, Any], messages: li
     assert messages_of(fields) == messages
 
 
-@pytest.mark.parametrize(("fields", "message"), [
-    (said("user"), "messages=1 must be two at least"),
-    (said(), "messages=0 must be two at least"),
-    (said("user", "system"),
-     "message 2: role=system follows user but must be the first message; repair or drop the record"),
-    (said("assistant", "user"),
-     "message 1: role=assistant comes first but must follow user or tool; repair or drop the record"),
-    (said("system", "assistant"),
-     "message 2: role=assistant follows system but must follow user or tool; repair or drop the record"),
-    (said("user", "assistant", "assistant"),
-     "message 3: role=assistant follows assistant but must follow user or tool; repair or drop the record"),
-    (said("user", "user"), "message 2: role=user follows user but must not follow user; repair or drop the record"),
-    (said("user", "tool"),
-     "message 2: role=tool follows user but must follow assistant or tool; repair or drop the record"),
-    (said("user", "wizard"),
-     "message 2: role=wizard must be one of system, user, assistant, tool, human, gpt, ipython"),
-    ({"messages": [{"role": "user", "content": "a"}, {"content": "b"}]},
-     "message 2: role=None must be one of system, user, assistant, tool, human, gpt, ipython"),
-    ({"messages": [{"role": "user", "content": None}]}, "message 1: content=null must be text"),
-    ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "message 1: content=a list must be text"),
-    ({"messages": [{"role": "user", "content": 3}]}, "message 1: content=a number must be text"),
-    ({"messages": [{"role": "user", "content": "a", "trained": 1}]}, "message 1: trained=1 must be true or false"),
-    ({"messages": ["a"]}, 'message 1: text must be an object with "role" and "content"'),
-    ({"messages": {"role": "user"}}, "messages=an object must be a list of messages"),
-    ({"conversations": [{"from": "human", "value": True}]}, "message 1: value=a truth value must be text"),
-    ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": 5},
-     "system=a number must be text"),
-    ({"instruction": "a"}, "output=missing must be text"),
-    ({"instruction": "a", "input": [], "output": "b"}, "input=a list must be text"),
-    ({"prompt": "a", "completion": None}, "completion=null must be text"),
-    ({"text": "a", "id": 3}, 'fields=id, text must hold "messages", "conversations", "instruction" and "output", or '
-     '"prompt" and "completion"'),
-    ({}, 'fields=none must hold "messages", "conversations", "instruction" and "output", or "prompt" and "completion"'),
+REPAIR = "repair it or set data.errors=skip"
+WRITE = "write it into a message's text, take it out, or set data.errors=skip"
+ALONE = "must be absent or empty, for templates lay out text alone"
+ROLES = "system, user, assistant, tool, human, gpt, ipython"
+FORMS = '"messages", "conversations", "instruction" and "output", "prompt" and "completion"'
+OUT = "leave data.template out where records are texts, or set data.errors=skip"
+ORDER, NO_TEXT, MALFORMED = "roles out of order", "content is no text", "malformed message"
+MORE, TWO = "content beside the text", "two conversations in one record"
+
+
+def one(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "a", **fields}, {"role": "assistant", "content": "b"}]}
+
+
+@pytest.mark.parametrize(("fields", "cause", "message"), [
+    (said("user"), "fewer than two messages", f"messages=1 must be two messages or more; {REPAIR}"),
+    (said(), "fewer than two messages", f"messages=0 must be two messages or more; {REPAIR}"),
+    ({"conversations": [], "system": "s"}, "fewer than two messages",
+     f"conversations=0 must be two messages or more; {REPAIR}"),
+    (said("user", "system"), ORDER,
+     f"message 2: role=system follows user but must be the first message; {REPAIR}"),
+    (said("assistant", "user"), ORDER,
+     f"message 1: role=assistant comes first but must follow user or tool; {REPAIR}"),
+    (said("system", "assistant"), ORDER,
+     f"message 2: role=assistant follows system but must follow user or tool; {REPAIR}"),
+    (said("user", "assistant", "assistant"), ORDER,
+     f"message 3: role=assistant follows assistant but must follow user or tool; {REPAIR}"),
+    (said("user", "user"), ORDER,
+     f"message 2: role=user follows user but must follow system, assistant or tool, or come first; {REPAIR}"),
+    (said("user", "tool"), ORDER,
+     f"message 2: role=tool follows user but must follow assistant or tool; {REPAIR}"),
+    ({**said("user", "assistant", "assistant"), "system": "s"}, ORDER,
+     f"message 3: role=assistant follows assistant but must follow user or tool; {REPAIR}"),
+    ({**said("system", "user", "assistant"), "system": "s"}, ORDER,
+     f"message 1: role=system follows system but must be the first message; {REPAIR}"),
+    (said("user", "wizard"), "unknown role", f"message 2: role=wizard must be one of {ROLES}; {REPAIR}"),
+    (said("wiz\nard" + "x" * 80), "unknown role",
+     f"message 1: role=wiz\\nard{'x' * 73} must be one of {ROLES}; {REPAIR}"),
+    ({"messages": [{"role": "user", "content": "a"}, {"content": "b"}]}, "unknown role",
+     f"message 2: role=missing must be one of {ROLES}; {REPAIR}"),
+    (one(role=None), "unknown role", f"message 1: role=null must be one of {ROLES}; {REPAIR}"),
+    (one(role=3), "unknown role", f"message 1: role=3 must be one of {ROLES}; {REPAIR}"),
+    (one(role=["user"]), "unknown role", f"message 1: role=a list must be one of {ROLES}; {REPAIR}"),
+    ({"messages": [{"role": "user"}]}, NO_TEXT, f"message 1: content=missing must be text; {REPAIR}"),
+    (one(content=None), NO_TEXT, f"message 1: content=null must be text; {REPAIR}"),
+    (one(content=3), NO_TEXT, f"message 1: content=a number must be text; {REPAIR}"),
+    (one(content=[{"type": "text", "text": "a"}, {"type": "image_url"}]), NO_TEXT,
+     f"message 1: content[1].type=image_url must be text; {REPAIR}"),
+    (one(content=[{"type": "text"}]), NO_TEXT, f"message 1: text=missing must be text; {REPAIR}"),
+    (one(content=["a"]), MALFORMED,
+     f'message 1: content[0]=text must be an object with "type" and "text"; {REPAIR}'),
+    (one(trained=1), MALFORMED, f"message 1: trained=1 must be true or false; {REPAIR}"),
+    (one(trained=True, weight=0), MALFORMED, f"message 1: weight=0 must be 1 as trained=true says; {REPAIR}"),
+    *((one(weight=weight), "weight is neither 0 nor 1", f"message 1: weight={shown} must be 0 or 1; round it, for a "
+       "message is trained on or not, or set data.errors=skip")
+      for weight, shown in ((0.5, "0.5"), (2, "2"), (True, "true"), ("1", "1"), ([], "a list"), (-1, "-1"))),
+    *((one(**{key: value}), MORE, f"message 1: {key}={kind} {ALONE}; {WRITE}")
+      for key, value, kind in (("tool_calls", [{}], "a list"), ("function_call", {"name": "f"}, "an object"),
+                               ("reasoning_content", "hm", "text"), ("thinking", "hm", "text"),
+                               ("refusal", "no", "text"), ("audio", {"id": 1}, "an object"))),
+    (one(content=None, tool_calls=[{}]), MORE, f"message 1: tool_calls=a list {ALONE}; {WRITE}"),
+    ({**one(), "tools": [{}]}, MORE, f"tools=a list {ALONE}; {WRITE}"),
+    ({"prompt": "a", "completion": "b", "functions": "f()"}, MORE, f"functions=text {ALONE}; {WRITE}"),
+    ({**said("user", "assistant"), "prompt": "a", "completion": "b"}, TWO,
+     'fields="messages" beside "prompt" and "completion" must be one conversation; leave one out or set '
+     "data.errors=skip"),
+    ({"instruction": "a", "output": "b", "conversations": []}, TWO,
+     'fields="conversations" beside "instruction" and "output" must be one conversation; leave one out or set '
+     "data.errors=skip"),
+    ({"messages": ["a"]}, MALFORMED, f'message 1: text must be an object with "role" and "content"; {REPAIR}'),
+    ({"conversations": [None]}, MALFORMED, f'message 1: null must be an object with "from" and "value"; {REPAIR}'),
+    ({"messages": {"role": "user"}}, MALFORMED, f"messages=an object must be a list of messages; {REPAIR}"),
+    ({"messages": None}, MALFORMED, f"messages=null must be a list of messages; {REPAIR}"),
+    ({"conversations": [{"from": "human", "value": True}]}, NO_TEXT,
+     f"message 1: value=a truth value must be text; {REPAIR}"),
+    ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": 5}, NO_TEXT,
+     f"system=a number must be text; {REPAIR}"),
+    ({"instruction": "a"}, NO_TEXT, f"output=missing must be text; {REPAIR}"),
+    ({"instruction": "a", "input": [], "output": "b"}, NO_TEXT, f"input=a list must be text; {REPAIR}"),
+    ({"prompt": "a", "completion": None}, NO_TEXT, f"completion=null must be text; {REPAIR}"),
+    ({"text": "a", "id": 3}, "no conversation", f"fields=id, text must hold one of {FORMS}; {OUT}"),
+    ({}, "no conversation", f"fields=none must hold one of {FORMS}; {OUT}"),
 ])  # fmt: skip
-def test_what_is_no_conversation_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+def test_what_is_no_conversation_is_refused_with_its_cause(fields: dict[str, Any], cause: str, message: str) -> None:
+    with pytest.raises(ConversationError, match=f"^{re.escape(message)}$") as caught:
         messages_of(fields)
+    assert caught.value.cause == cause
+    assert isinstance(caught.value, ValueError)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.cause) == (message, cause)
 
 
 def test_templates_are_as_published() -> None:
@@ -150,26 +230,46 @@ def test_an_instruction_and_its_input_are_laid_out_as_alpaca_was_trained() -> No
     )
 
 
+def test_a_system_message_takes_the_place_of_alpacas_preamble() -> None:
+    talk = [Message("system", "Be nice."), Message("user", "Add.", context="1 2"), Message("assistant", "3")]
+    assert text(talk, "alpaca") == (
+        "Be nice.\n\n### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n3"
+    )  # fmt: skip
+    silent = [talk[0]._replace(content=""), *talk[1:]]
+    assert text(silent, "alpaca") == text(talk[1:], "alpaca")
+    assert text(silent, "alpaca").startswith("Below is an instruction that describes a task, paired with")
+
+
 @pytest.mark.parametrize(("train_on", "stretches"), [
     ("assistant", ["Hello!<|im_end|>\n", "See you.<|im_end|>\n"]),
     ("last", ["See you.<|im_end|>\n"]),
-    ("all", ["Be kind.<|im_end|>\n", "Hi<|im_end|>\n", "Hello!<|im_end|>\n", "Bye<|im_end|>\n", "See you.<|im_end|>\n"]),
+    ("all", ["Be kind.", "Hi", "Hello!<|im_end|>\n", "Bye", "See you.<|im_end|>\n"]),
 ])  # fmt: skip
-def test_the_rule_says_which_messages_are_trained_on_each_with_its_end(train_on: str, stretches: list[str]) -> None:
+def test_the_rule_says_which_messages_are_trained_on_the_assistants_with_their_end(
+    train_on: str, stretches: list[str]
+) -> None:
     assert trained(TALK, "chatml", train_on) == stretches
 
 
 def test_what_a_message_says_for_itself_comes_first() -> None:
     own = [TALK[1]._replace(trained=True), TALK[2]._replace(trained=False), *TALK[3:]]
-    assert trained(own, "chatml", "assistant") == ["Hi<|im_end|>\n", "See you.<|im_end|>\n"]
-    assert trained(own, "chatml", "last") == ["Hi<|im_end|>\n", "See you.<|im_end|>\n"]
+    assert trained(own, "chatml", "assistant") == ["Hi", "See you.<|im_end|>\n"]
+    assert trained(own, "chatml", "last") == ["Hi", "See you.<|im_end|>\n"]
     assert trained([*TALK, Message("user", "?")], "chatml", "last") == ["See you.<|im_end|>\n"]
 
 
 def test_a_context_is_trained_on_with_its_instruction() -> None:
     talk = [Message("user", "Add.", context="1 2"), Message("assistant", "3")]
-    assert trained(talk, "plain", "all") == ["Add.\n\n1 23"]
+    assert trained(talk, "plain", "all") == ["Add.", "1 23"]
     assert trained(talk, "alpaca", "assistant") == ["3"]
+
+
+@pytest.mark.parametrize("template", ["llama2", "mistral", "alpaca"])
+def test_what_opens_an_answer_behind_a_users_message_is_never_trained_on(template: str) -> None:
+    end = TEMPLATES[template].assistant[1]
+    assert trained(TALK[1:], template, "all") == [
+        one.content + (end if one.role == "assistant" else "") for one in TALK[1:]
+    ]
 
 
 def test_a_users_own_template_is_two_texts_a_role() -> None:
@@ -193,9 +293,13 @@ def test_what_is_no_template_is_refused(value: Any, message: str) -> None:
 
 
 def test_a_role_without_a_place_is_refused() -> None:
-    message = "message 1: role=system must be one of user, assistant, which the template has"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    message = (
+        "role=system must be one of user, assistant, which the template has; choose another data.template, take the "
+        "message out, or set data.errors=skip"
+    )
+    with pytest.raises(ConversationError, match=f"^{re.escape(message)}$") as caught:
         render(TALK, TEMPLATES["mistral"])
+    assert caught.value.cause == "role without a place in the template"
     message = "data.train_on=some must be one of all, assistant, last"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         render(TALK, TEMPLATES["plain"], "some")

@@ -18,7 +18,7 @@ from lib.store import coders, compressed
 from lib.store.coders import open_coder
 from lib.store.tokens import TokenStore
 from tests.stores import documents, every, ids_of, masks_of, names, origins, ready
-from tests.unit.test_coders import byte_level
+from tests.unit.test_coders import byte_level, unknown
 
 MARKS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
 TALK = {"messages": [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]}
@@ -230,11 +230,68 @@ def test_records_that_break_the_rules_stop_or_are_counted(tmp_path: Path) -> Non
     bad = {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}
     files = {"1.jsonl": lines(TALK, TALK, bad, TALK)}
     options = {"template": TEMPLATES["plain"]}
-    why = "message 2: role=user follows user but must not follow user; repair or drop the record"
+    why = (
+        "message 2: role=user follows user but must follow system, assistant or tool, or come first; repair it or set "
+        "data.errors=skip"
+    )
     refused(tmp_path, files, f"@/1.jsonl:3: {why}", **options)
     store = ready(tmp_path, {}, errors="skip", **options)
     assert origins(store.train) == [("1.jsonl", line, "") for line in (1, 2, 4)]
-    assert store.counts["skipped"] == {"conversation that breaks the rules": 1}
+    assert store.counts["skipped"] == {"roles out of order": 1}
+
+
+def test_conversations_that_are_none_are_counted_each_by_its_cause(tmp_path: Path) -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}]}
+    rows = [
+        TALK,
+        {"messages": [{"role": "user", "content": "a"}, call]},
+        {"messages": [call, call]},
+        TALK | {"prompt": "p", "completion": "q"},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0.5}]},
+        {"messages": [{"role": "tool", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        {"text": "a"},
+        {"conversations": [{"from": "system", "value": "a"}, {"from": "gpt", "value": "b"}]},
+    ]
+    store = ready(tmp_path, {"1.jsonl": lines(*rows)}, template=TEMPLATES["alpaca"], errors="skip")
+    assert origins(store.train) == [("1.jsonl", 1, "")]
+    assert store.counts["skipped"] == {
+        "content beside the text": 2,
+        "no conversation": 1,
+        "roles out of order": 2,
+        "two conversations in one record": 1,
+        "weight is neither 0 nor 1": 1,
+    }
+
+
+def test_a_role_without_a_place_stops_or_is_counted(tmp_path: Path) -> None:
+    row = {"messages": [{"role": "system", "content": "s"}, *TALK["messages"]]}
+    files = {"1.jsonl": lines(TALK, row)}
+    what = "role=system must be one of user, assistant, which the template has"
+    fix = "choose another data.template, take the message out, or set data.errors=skip"
+    refused(tmp_path, files, f"@/1.jsonl:2: {what}; {fix}", template=TEMPLATES["mistral"])
+    store = ready(tmp_path, {}, template=TEMPLATES["mistral"], errors="skip")
+    assert store.counts["skipped"] == {"role without a place in the template": 1}
+
+
+def test_a_message_of_weight_nought_is_not_trained_on(tmp_path: Path) -> None:
+    talk = [("user", "a", 1), ("assistant", "bc", 0), ("user", "d", None), ("assistant", "ef", None)]
+    row = {"messages": [{"role": role, "content": text, "weight": weight} for role, text, weight in talk]}
+    store = ready(tmp_path, {"1.jsonl": lines(row)}, template=TEMPLATES["plain"])
+    assert masks_of(store.train) == [[True, False, False, False, True, True, True]]
+
+
+def test_text_that_the_tokenizer_s_library_refuses_stops_or_is_counted(tmp_path: Path) -> None:
+    path = unknown(tmp_path)
+    talk = lines({"prompt": "the", "completion": " cat"}, {"prompt": "a", "completion": " dog"})
+    files = {"1.txt": b"the cat\nthe dog\nthe\n", "2.jsonl": talk}
+    why = f"{path}: cannot encode the text (WordLevel error: Missing [UNK] token from the vocabulary)"
+    fix = "name a tokenizer that takes any text, or set data.errors=skip"
+    options = {"tokenizer": path, "split": "line", "template": TEMPLATES["plain"]}
+    refused(tmp_path, files, f"@/1.txt:2: {why}; {fix}", **options)
+    store = ready(tmp_path, {}, errors="skip", **options)
+    assert origins(store.train) == [("1.txt", 1, ""), ("1.txt", 3, ""), ("2.jsonl", 1, "")]
+    assert store.counts["skipped"] == {"text the tokenizer cannot encode": 2}
+    refused(tmp_path, {"1.txt": b"the cat\n"}, f"@/2.jsonl:2: {why}; {fix}", **options)
 
 
 def test_a_conversation_with_nothing_to_train_on_is_dropped_and_counted(tmp_path: Path) -> None:
