@@ -106,6 +106,8 @@ def _template(name: str) -> Template:
         return TEMPLATES[name]
     path = Path(name)
     if not path.is_file():
+        if path.suffix.lower() == ".toml":
+            raise ValueError(f"data.template={name} must be a file, there is none; correct its path or make it")
         raise ValueError(
             f"data.template={name} must be one of {', '.join(TEMPLATES)}, or a .toml file of role = [prefix, suffix]"
         )

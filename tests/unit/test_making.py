@@ -60,8 +60,7 @@ def test_a_template_of_ones_own_is_a_file_and_counts_by_what_it_says(tmp_path: P
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    (None, "data.template=@ must be one of chatml, llama2, llama3, mistral, alpaca, plain, or a .toml file of "
-           "role = [prefix, suffix]"),
+    (None, "data.template=@ must be a file, there is none; correct its path or make it"),
     ('user = ["a", "b"]', "data.template.assistant is missing, must be two texts, before and after a message"),
     ('user = ["a"]', "data.template.user=['a'] must be two texts, before and after a message"),
     ('bot = ["a", "b"]', "data.template.bot must be one of system, user, assistant, tool"),
@@ -72,6 +71,12 @@ def test_a_template_that_is_none_is_refused(tmp_path: Path, text: str | None, me
         path.write_text(text)
     with pytest.raises(ValueError, match=f"^{re.escape(message.replace('@', str(path)))}$"):
         made(Data(template=str(path)))
+
+
+def test_a_template_that_is_neither_a_name_nor_a_file_of_its_own_is_refused() -> None:
+    known = "chatml, llama2, llama3, mistral, alpaca, plain, or a .toml file of role = [prefix, suffix]"
+    with pytest.raises(ValueError, match=f"^{re.escape(f'data.template=chatlm must be one of {known}')}$"):
+        made(Data(template="chatlm"))
 
 
 @pytest.mark.parametrize(("vocab", "dtype"), [(2, "<u2"), (65536, "<u2"), (65537, "<u4"), (1 << 31, "<u4")])
