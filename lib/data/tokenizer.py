@@ -16,7 +16,7 @@ class Tokenizer(NamedTuple):
     Attributes:
         name: which kind of tokenizer it is, with a digest of its file where it has one.
         vocab: ids are in [0, vocab).
-        eos: the id that closes a document.
+        eos: the id that closes a document; -1 = it has no such mark.
         bos: the id that opens a document where that is asked for; none = it has no such mark.
     """
 

@@ -146,7 +146,11 @@ def open_text(found: Found, config: Config, recipe: Recipe, voice: Progress, *, 
         ),
     )
     return Text(
-        sources, _heldout(stores), identity, open_coder(data.tokenizer, eos=data.eos_token, bos=data.bos_token), stores
+        sources,
+        _heldout(stores),
+        identity,
+        open_coder(data.tokenizer, eos=data.eos_token, bos=data.bos_token, closed=data.add_eos),
+        stores,
     )
 
 

@@ -32,7 +32,7 @@ def sample_verb(told: Launch, voice: Progress, signals: Signals) -> int:
     with signals.at_once():
         state = newest_state(told.config, voice)
         data = told.config.data
-        coder = open_coder(data.tokenizer, eos=data.eos_token, bos=data.bos_token)
+        coder = open_coder(data.tokenizer, eos=data.eos_token, bos=data.bos_token, closed=data.add_eos)
         check_tokenizer(coder, state["recipe"].data, told.config)
         voice.say(written(state, told.config.sample, told.config.eval.weights, coder))
     return 0
@@ -43,6 +43,10 @@ def written(state: TensorDict, choice: Sample, weights: Literal["params", "avera
     # Without a prompt the model begins a document: its first byte is predicted from an end mark.
     eos = coder.tokenizer.eos
     prompt = coder.encode([choice.prompt.encode()])[0].tolist() if choice.prompt else []
+    if not prompt and eos < 0:
+        raise ValueError(
+            "sample.prompt='' must be some text, for the tokenizer has no end mark to begin from; give one"
+        )
     prompt = prompt or [eos]
     ids = sample(
         plain(weights_of(state, weights)["params"]),

@@ -22,7 +22,7 @@ from lib.store.formats import Kind, place_of
 from lib.store.making import Making
 from lib.store.record import Record, Span
 
-__all__ = ["NOT_UTF8", "Document", "Met", "Place", "digest_of", "documents_of", "ids_of", "taken"]
+__all__ = ["NOT_UTF8", "Document", "Met", "Place", "digest_of", "documents_of", "taken"]
 
 NOT_UTF8 = "not UTF-8"
 
@@ -103,19 +103,6 @@ def documents_of(batch: Sequence[Met]) -> Iterator[Document | None]:
         else:
             ids = next(encoded)
             yield None if ids is None else Document(ids, None, False, digest_of(text), len(text))
-
-
-def ids_of(record: Record, text: bytes, at: Place, before: int = 0) -> tuple[NDArray[np.integer] | None, bool]:
-    """Encode a text, or a piece of one that `before` bytes of came earlier.
-
-    Returns:
-        The ids, none = the record is passed over; and whether the text had to be mended.
-
-    Raises:
-        DataError: the tokenizer does not take it.
-    """
-    ids, cause = taken(record, text, at, before)
-    return ids, cause == REPLACED
 
 
 def taken(record: Record, text: bytes, at: Place, before: int = 0) -> tuple[NDArray[np.integer] | None, str]:

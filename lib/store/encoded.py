@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lib.data.split import drawn
 from lib.store.coders import pieces
-from lib.store.documents import NOT_UTF8, Document, Met, Place, digest_of, documents_of, ids_of
+from lib.store.documents import Document, Met, Place, digest_of, documents_of, taken
 from lib.store.faults import REPLACED
 from lib.store.making import ids_dtype
 from lib.store.record import Record
@@ -219,7 +219,7 @@ class _Block(NamedTuple):
     """A block of a document that is too long to hold."""
 
     ids: NDArray[np.integer] | None  # none = the whole document is passed over
-    mended: bool
+    cause: str  # why it is passed over, or that it was mended; "" = neither
     content: bytes  # what its digest is made of
     size: int  # bytes of text
 
@@ -227,8 +227,8 @@ class _Block(NamedTuple):
 def _text_blocks(met: Met, text: Iterator[bytes]) -> Iterator[_Block]:
     before = 0
     for piece in pieces(text):
-        ids, mended = ids_of(met.record, piece, met.at, before)
-        yield _Block(ids, mended, piece, len(piece))
+        ids, cause = taken(met.record, piece, met.at, before)
+        yield _Block(ids, cause, piece, len(piece))
         before += len(piece)
 
 
@@ -237,7 +237,7 @@ def _id_blocks(met: Met) -> Iterator[_Block]:
     for begin in range(0, len(met.record.ids), _BLOCK_IDS):
         ids = met.record.ids[begin : begin + _BLOCK_IDS]
         size = int(met.at.coder.sizes[ids].sum(dtype=np.int64))
-        yield _Block(ids, False, ids.astype("<u4").tobytes(), size)
+        yield _Block(ids, "", ids.astype("<u4").tobytes(), size)
 
 
 def _write_long(files: Files, met: Met, blocks: Iterator[_Block]) -> None:
@@ -255,9 +255,9 @@ def _write_long(files: Files, met: Met, blocks: Iterator[_Block]) -> None:
         if block.ids is None:
             files.ids.seek(start)
             files.ids.truncate()
-            at.skipped[NOT_UTF8] += 1
+            at.skipped[block.cause] += 1
             return
-        replaced = replaced or block.mended
+        replaced = replaced or block.cause == REPLACED
         files.ids.write(block.ids.astype(dtype, copy=False).data)
         digest.update(block.content)
         size += block.size

@@ -38,7 +38,7 @@ class Making(NamedTuple):
 
     def coder(self) -> Coder:
         """Open the tokenizer."""
-        return open_coder(self.tokenizer, eos=self.eos_token, bos=self.bos_token)
+        return open_coder(self.tokenizer, eos=self.eos_token, bos=self.bos_token, closed=self.add_eos)
 
 
 def ids_dtype(vocab: int) -> np.dtype[np.integer]:

@@ -197,7 +197,15 @@ def _read(part: Part, places: Sequence[Place]) -> Iterator[tuple[Place, Record]]
         _check_unchanged(one)
         if one.kind.format == "bin":
             _check_side_car(one, marks.name)
-        for record in records(one.path, one.span, one.kind, reading, at.skipped, eos=marks.eos, vocab=marks.vocab):
+        for record in records(
+            one.path,
+            one.span,
+            one.kind,
+            reading,
+            at.skipped,
+            eos=None if marks.eos < 0 else marks.eos,
+            vocab=marks.vocab,
+        ):
             yield at, record
         _check_unchanged(one)
 

@@ -40,7 +40,7 @@ class Stream:
         size: how many ids.
         documents: how many documents.
         vocab: ids are in [0, vocab).
-        eos: the id that closes a document.
+        eos: the id that closes a document; -1 = there is none.
         shared: documents begin with no mark of their own, so the end mark before one is what its first id is predicted
             from.
         offsets: where each document begins, and last the size.

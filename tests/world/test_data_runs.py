@@ -299,6 +299,18 @@ def test_another_tokenizer_under_the_same_name_is_refused(tmp_path: Path, folder
     assert ", asked for bytes; " in line
 
 
+def test_a_tokenizer_without_an_end_mark_serves_where_none_is_asked_for(tmp_path: Path, folder: Path) -> None:
+    path = tmp_path / "plain.json"
+    tiny_tokenizer(path, 300, marks=())
+    words = (f"data.path={folder}", f"data.tokenizer={path}", "steps=3", "sample.prompt=the")
+    assert failed(train(tmp_path, *words), 2).endswith("add one to the tokenizer or set data.add_eos=false")
+    ended = train(tmp_path, *words, "data.add_eos=false")
+    assert ended.code == 0, ended
+    assert "sample:\nthe" in ended.out
+    line = failed(run_here("sample", f"run.dir={tmp_path / 'run'}", "sample.prompt="), 2)
+    assert line == ("sample.prompt='' must be some text, for the tokenizer has no end mark to begin from; give one")
+
+
 def test_conversations_are_trained_on_by_a_template(tmp_path: Path) -> None:
     chat = tmp_path / "chat.jsonl"
     records = [
