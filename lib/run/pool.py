@@ -7,7 +7,6 @@ the driver's affair alone. An error comes back as what it was, with the tracebac
 from __future__ import annotations
 
 import os
-import pickle
 import queue
 import socket
 import traceback
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 
 from lib.errors import DataError
 from lib.run.crew import Worker, close, end, fate, start
-from lib.run.worker import call_of, listen, receive_bytes, send_bytes, send_call, settle
+from lib.run.worker import listen, packed, receive_bytes, send_bytes, send_call, settle, unpacked
 
 __all__ = ["main", "spread"]
 
@@ -96,7 +95,7 @@ def _apart(count: int, work: Callable[[Any], Any], todo: Sequence[Any]) -> Itera
                 if raw is None:
                     busy.clear()
                     raise _gone(worker)
-                done: _Done = pickle.loads(raw)  # noqa: S301 - as in `call_of`
+                done: _Done = unpacked(raw)
                 if done.error is not None:
                     done.error.add_note(f"in data worker {worker.number} (pid {worker.process.pid}):\n{done.trace}")
                     raise done.error
@@ -119,17 +118,17 @@ def _gone(worker: Worker) -> DataError:
 
 def _done(call: bytes | bytearray) -> _Done:
     try:
-        return _Done(call_of(call)())
+        return _Done(unpacked(call)())
     except BaseException as error:  # noqa: BLE001 - it is raised again where the result is wanted
         return _Done(None, error, "".join(traceback.format_exception(error)))
 
 
-def _packed(done: _Done) -> bytes:
-    """Pickle it; a result or an error that cannot travel is an error that can."""
+def _packed(done: _Done) -> memoryview:
+    """Make it ready to be sent; a result or an error that cannot travel is an error that can."""
     try:
-        raw = pickle.dumps(done)
-        pickle.loads(raw)  # noqa: S301 - as in `call_of`
+        raw = packed(done)
+        unpacked(raw)
     except Exception as error:  # noqa: BLE001 - pickle raises what it likes
         lost = done.error or error
-        return pickle.dumps(_Done(None, RuntimeError(f"{type(lost).__name__}: {lost}"), done.trace))
+        return packed(_Done(None, RuntimeError(f"{type(lost).__name__}: {lost}"), done.trace))
     return raw

@@ -10,7 +10,6 @@ each batch that was received; so many batches may be under way, however small th
 from __future__ import annotations
 
 import os
-import pickle
 import queue
 import select
 import signal
@@ -21,6 +20,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import msgspec
@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from lib.errors import DataError
 
 __all__ = [
-    "WATCHED", "Failure", "call_of", "listen", "main", "receive", "receive_bytes", "send", "send_bytes", "send_call",
-    "settle",
+    "WATCHED", "Failure", "listen", "main", "packed", "receive", "receive_bytes", "send", "send_bytes", "send_call",
+    "settle", "unpacked",
 ]  # fmt: skip
 
 WATCHED = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
@@ -140,16 +140,21 @@ def send_call(line: socket.socket, call: Callable[..., Any], *, name: str) -> No
         OSError: nobody is there any more.
     """
     try:
-        raw = pickle.dumps(call)
+        raw = packed(call)
     except Exception as error:  # noqa: BLE001 - pickle raises what it likes
         why = " ".join(str(error).split())
         raise ValueError(f"{name}={call!r} must be a function that another process can import ({why})") from None
     send_bytes(line, raw)
 
 
-def call_of(raw: bytes | bytearray) -> Any:
-    """Make what `send_call` sent something that can be called."""
-    return pickle.loads(raw)  # noqa: S301 - it comes over a line that only the two processes have
+def packed(value: Any) -> memoryview:
+    """Make a value something that can be sent to a process of this program, and nowhere else."""
+    return memoryview(ForkingPickler.dumps(value))
+
+
+def unpacked(raw: bytes | bytearray | memoryview) -> Any:
+    """Make what `packed` made a value again; only for what came over a line that these two processes alone have."""
+    return ForkingPickler.loads(raw)
 
 
 def settle() -> tuple[socket.socket, int, list[int]]:
@@ -198,7 +203,7 @@ def main() -> None:
     sender = threading.Thread(target=_deliver, args=(line, made))
     sender.start()
     try:
-        make, n = call_of(call), first
+        make, n = unpacked(call), first
         while True:
             room.acquire()
             made.put(make(n))

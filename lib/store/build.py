@@ -166,17 +166,20 @@ def _dealt(digests: Sequence[Path], folder: Path) -> list[Path]:
 
 def _check_sides(sides: Mapping[str, Side], counts: Mapping[str, Any], split: Split, how: str, making: Making) -> None:
     marks = making.add_bos + making.add_eos
-    have = f"data.holdout={split.holdout}, by {how}: of {counts['documents']} documents"
-    if not split.holdout and sides["train"].size == marks * sides["train"].documents:
-        causes = (
-            ", ".join(f"{cause}: {count}" for cause, count in counts["skipped"].items()) or "nothing was passed over"
-        )
+    bare = {name: side.size == marks * side.documents for name, side in sides.items()}
+    documents, files = (
+        f"{counts[name]} {name[: None if counts[name] != 1 else -1]}" for name in ("documents", "files")
+    )
+    if all(bare.values()):
+        what = f"{documents} without any text" if counts["documents"] else "no document"
+        causes = ", ".join(f"{cause}: {count}" for cause, count in counts["skipped"].items())
         raise DataError(
-            f"data.path: {counts['documents']} documents hold no text to train on ({causes}); give more text"
+            f"{files} read: {what} found ({causes or 'nothing was passed over'}), must hold text; give more"
         )
-    if sides["train"].size == marks * sides["train"].documents:
+    have = f"data.holdout={split.holdout}, by {how}: of {documents}"
+    if bare["train"]:
         raise DataError(f"{have} no text is left to train on; lower data.holdout or give more text")
-    if split.holdout and sides["heldout"].size == marks * sides["heldout"].documents:
+    if split.holdout and bare["heldout"]:
         raise DataError(f"{have} no text is held out; raise data.holdout, set it to 0, or give more text")
 
 

@@ -17,12 +17,21 @@ from lib.errors import DataError
 from lib.store.files import shown
 from lib.store.remote import binary, said
 
-__all__ = ["PIECE", "pieces"]
+__all__ = ["PIECE", "packing", "pieces"]
 
 PIECE = 1 << 20
 
 _GZIP, _ZSTD = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"
 _NAMES: Mapping[str, str] = {"gz": "gzip", "zst": "Zstandard"}
+_OTHERS: Mapping[str, tuple[bytes, ...]] = {  # first bytes of what is not unpacked here, from each format's definition
+    "zip": (b"PK\x03\x04", b"PK\x05\x06"),
+    "bzip2": tuple(b"BZh%d1AY&SY" % level for level in range(1, 10)),
+    "xz": (b"\xfd7zXZ\x00",),
+    "7-Zip": (b"7z\xbc\xaf\x27\x1c",),
+    "RAR": (b"Rar!\x1a\x07",),
+    "LZ4": (b"\x04\x22\x4d\x18",),
+}
+_TAR, _TAR_AT = b"ustar", 257
 _INPUT = 1 << 10  # what so little can become fits in memory, even when it is one thing over and over
 _WINDOW = 1 << 31  # frames of `zstd --long=31` are read too
 
@@ -49,17 +58,34 @@ def pieces(path: str, compression: str = "", start: int = 0) -> Iterator[bytes]:
         yield from {"": _plain, "gz": _gzip, "zst": _zstd}[compression](path, file)
 
 
+def packing(head: bytes) -> tuple[str, str] | None:
+    r"""Tell what a file is packed as by its first bytes, and the suffix that says so where it is read; none = by nothing.
+
+    >>> packing(b"PK\x03\x04"), packing(b"\x1f\x8b\x08"), packing(b"text")
+    (('zip', ''), ('gzip', 'gz'), None)
+    """
+    if kind := _suffix(head):
+        return _NAMES[kind], kind
+    if head[_TAR_AT:].startswith(_TAR) and b"\0" in head[:_TAR_AT]:
+        return "tar", ""
+    return next(((name, "") for name, begins in _OTHERS.items() if head.startswith(begins)), None)
+
+
+def _suffix(head: bytes) -> str:
+    return "gz" if head.startswith(_GZIP) else "zst" if _frame(head[:4]) else ""
+
+
 def _check_head(path: str, compression: str, file: BinaryIO) -> None:
     """Refuse a file whose first bytes are of another kind than its name."""
-    head = file.read(4)
+    head = file.read(_TAR_AT + len(_TAR))
     file.seek(0)
-    kind = "gz" if head.startswith(_GZIP) else "zst" if _frame(head) else ""
+    kind = _suffix(head)
+    if not compression and (packed := packing(head)):
+        fix = f"name it {shown(path)}.{kind}" if kind else "unpack it"
+        raise DataError(f"{shown(path)}: begins as {packed[0]} does, must be plain; {fix}")
     if kind == compression or (compression and not head):
         return
-    if not compression:
-        fix = f"name it {shown(path)}.{kind}"
-        raise DataError(f"{shown(path)}: begins as {_NAMES[kind]} does, must be plain; {fix}")
-    name, begins = _NAMES[compression], head.hex(" ")
+    name, begins = _NAMES[compression], head[:4].hex(" ")
     fix = f"end its name in .{kind}" if kind else f"drop .{compression} from its name if it is plain"
     raise DataError(f"{shown(path)}: begins with {begins}, must be {name}; {fix}")
 

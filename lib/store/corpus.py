@@ -1,8 +1,8 @@
 """Which files a corpus is made of, with an identity that is made of their content.
 
-Every regular file is read once for its digest; what the records in it are is another module's affair. Binary files of no
-known format are passed over and counted where they are met, and refused where they are named. What cannot be read stops
-the run before its first step.
+Every regular file is read once for its digest; what the records in it are is another module's affair. Archives and binary
+files of no known format are passed over and counted where they are met, and refused where they are named. What cannot be
+read stops the run before its first step.
 
 The identity is relative names, sizes and content digests. All content is read for it each time, since no time stamp
 proves that a file is unchanged; this runs at the speed of the hash, near 1 GB/s.
@@ -17,8 +17,10 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from lib.errors import DataError
+from lib.store.compressed import packing
 from lib.store.files import STDLIB, Found, find, refuse, shown, stamp
 from lib.store.formats import SIDE_CAR, Kind, kind_of
+from lib.store.lines import not_text
 from lib.store.remote import binary, exists
 
 __all__ = ["STDLIB", "Corpus", "Entry", "Progress", "differences", "identity_of", "scan"]
@@ -27,7 +29,6 @@ __all__ = ["STDLIB", "Corpus", "Entry", "Progress", "differences", "identity_of"
 Progress = Callable[[int, int], None]
 
 _BOM = b"\xef\xbb\xbf"
-_HEAD = 8192  # a NUL among so many first bytes means that a file is binary, much as in git
 _PIECE = 1 << 20
 
 
@@ -95,7 +96,7 @@ def scan(
     """
     items = [os.fspath(path)] if isinstance(path, (str, os.PathLike)) else [os.fspath(item) for item in path]
     if not items or not all(items):
-        raise ValueError(f"data.path={path!r} must name files, folders or patterns; leave it out for {STDLIB}")
+        raise ValueError(f"path={path!r} must name files, folders or patterns; name some, or {STDLIB}")
     skipped: Counter[str] = Counter()
     found = find(items, skipped)
     tick = _ticker(sum(each.size for each in found), progress)
@@ -107,7 +108,7 @@ def scan(
     if not size:
         causes = ", ".join(f"{cause}: {count}" for cause, count in sorted(skipped.items())) or "nothing in it"
         why = f"all files are empty ({len(entries)})" if entries else f"no file of text there ({causes})"
-        raise DataError(f"{', '.join(map(shown, items))}: {why}; set data.path to text")
+        raise DataError(f"{', '.join(map(shown, items))}: {why}; name files that hold text")
     paths, stamps = tuple(one.path for one in read), tuple(one.stamp for one in read)
     return Corpus(entries, paths, stamps, dict(sorted(skipped.items())), size, identity_of(entries))
 
@@ -156,10 +157,7 @@ def _read(found: Found, kind: Kind, skipped: Counter[str], tick: Callable[[int],
         return None
     digest, size, before = blake2b(digest_size=16), 0, stamp(found.path)
     for number, piece in enumerate(_pieces(found.path)):
-        nul = piece.find(b"\0", 0, _HEAD) if number == 0 and kind == ("text", "") else -1
-        if nul >= 0:
-            cause = "UTF-16, not UTF-8" if piece.startswith((b"\xff\xfe", b"\xfe\xff")) else "binary, not text"
-            refuse(found, cause + f" (NUL at byte {nul})" * found.named, "save it as UTF-8 text", skipped)
+        if number == 0 and kind == ("text", "") and _passed(found, piece, skipped):
             return None
         digest.update(piece[len(_BOM) :] if number == 0 and piece.startswith(_BOM) else piece)
         size += len(piece)
@@ -168,6 +166,21 @@ def _read(found: Found, kind: Kind, skipped: Counter[str], tick: Callable[[int],
         for piece in _pieces(f"{found.path}.json"):
             digest.update(piece)
     return _Read(Entry(shown(found.name), size, digest.hexdigest()), found.path, before)
+
+
+def _passed(found: Found, head: bytes, skipped: Counter[str]) -> bool:
+    """Pass over a file that is no text by its first bytes (counted from 0); one that was named is an error."""
+    if packed := packing(head):
+        name, suffix = packed
+        if found.named:
+            fix = f"name it {shown(found.path)}.{suffix}" if suffix else "unpack it"
+            raise DataError(f"{shown(found.path)}: begins as {name} does, must be plain; {fix}")
+        skipped[f"archive, not read: {name}"] += 1
+        return True
+    if cause := not_text(head):
+        what, _, fix = cause.partition("; ")
+        refuse(found, what if found.named else what.partition(" (")[0], fix, skipped)
+    return cause is not None
 
 
 def _pieces(path: str) -> Iterator[bytes]:

@@ -8,7 +8,18 @@ from typing import Any, NamedTuple
 
 from lib.errors import DataError
 
-__all__ = ["REPAIR", "REPLACED", "Fault", "kind_name", "missing", "not_utf8", "settle", "wrong_kind"]
+__all__ = [
+    "NOTES",
+    "REPAIR",
+    "REPLACED",
+    "SURROGATE",
+    "Fault",
+    "kind_name",
+    "missing",
+    "not_utf8",
+    "settle",
+    "wrong_kind",
+]
 
 REPAIR = "repair it or set data.errors=skip"
 
@@ -22,6 +33,10 @@ _KINDS: Mapping[type, str] = {
 }
 REPLACED = "bytes that are no UTF-8 replaced"
 """What is counted when `errors="replace"` has mended a record."""
+SURROGATE = "lone surrogate replaced"
+"""What is counted when a surrogate without its partner was mended."""
+NOTES = frozenset({REPLACED, SURROGATE})
+"""What is counted of records that were mended and kept; all other causes are of what was passed over."""
 
 _LISTED = 8  # names that an error lists
 

@@ -111,7 +111,7 @@ def _meet(item: str, skipped: Counter[str]) -> tuple[str, list[_Met]]:
     if os.path.lexists(item):
         return "", [_Met(os.path.basename(item), item, os.path.islink(item), True)]
     if not any(mark in item for mark in "*?["):
-        raise DataError(f"{shown(item)}: no such file or folder; set data.path to text files")
+        raise DataError(f"{shown(item)}: no such file or folder; name files or folders that are there")
     return _match(item, skipped)
 
 

@@ -3,7 +3,7 @@
 A byte-order mark is dropped where a line begins (files joined by `cat` have them inside), blank lines are passed over
 and counted, of a key that stands twice the last one counts, a surrogate without its partner becomes U+FFFD and is
 counted. Fields that are not asked for may hold anything that is JSON. Whatever else is wrong is an error that names
-file, line and column (bytes of the line, from 1), or is counted by its cause.
+file, line and column, both from 1 (a column is a byte of its line), or is counted by its cause.
 
 A run of good lines goes through a typed decoder; only a run with something odd in it is read line by line, and only
 the odd lines by the slower parser of the standard library, which knows the column of a mistake.
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lib.errors import DataError
-from lib.store.faults import REPAIR, REPLACED, Fault, kind_name, missing, not_utf8, settle, wrong_kind
+from lib.store.faults import REPAIR, REPLACED, SURROGATE, Fault, kind_name, missing, not_utf8, settle, wrong_kind
 from lib.store.files import shown
 from lib.store.lines import BOM, lines_before, runs
 from lib.store.record import Reading, Record, Span
@@ -124,11 +124,12 @@ def _careful(
         text = line
         while text.startswith(BOM):
             text = text.removeprefix(BOM)
-        if reading.errors == "skip" and text != text.strip(b"\0"):
+        padded = reading.errors == "skip" and text != text.strip(b"\0")
+        if padded:
             skipped["NUL padding"] += 1
             text = text.strip(b"\0")
         if not text.strip():
-            skipped["blank line"] += 1
+            skipped["blank line"] += not padded
             continue
         got = _one(text, reading, way, skipped)
         if isinstance(got, Record):
@@ -168,14 +169,16 @@ def _parsed(text: str, way: _Way, skipped: Counter[str], column: int) -> Record 
     except RecursionError:
         return Fault("nested too deeply", f"nested too deeply, must be flatter; {REPAIR}")
     except _ConstantError as error:
-        return _no_json(text, f"{error} is no number", column)
+        # The typed decoder may have stopped behind the sign.
+        at = text.encode("utf-8", "surrogatepass").find(str(error).encode(), max(0, column - 2))
+        return _no_json(text, f"{error} is no number", at + 1 if at >= 0 else column)
     if not isinstance(value, dict):
         if isinstance(value, list) and any(isinstance(one, dict) for one in value):
             return _no_json(text, "", 1)
         return Fault("not an object", f"the record is {kind_name(value)}, must be an object; {REPAIR}")
     used = value if way.chat else {name: value[name] for name in (way.key, way.id_key) if name in value}
     clean = _mended(used)
-    skipped["lone surrogate replaced"] += clean != used
+    skipped[SURROGATE] += clean != used
     if way.chat:
         return way.typed(0, clean)
     if way.key not in clean:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lib.errors import DataError
-from lib.store.compressed import PIECE, pieces
+from lib.store.compressed import PIECE, packing, pieces
 from lib.store.files import shown
 from lib.store.record import Span
 from lib.store.remote import binary
@@ -97,12 +97,17 @@ def after_blank(path: str, at: int) -> bool:
 
 
 def not_text(head: bytes) -> str | None:
-    """Say why a file with these first bytes is no text; none = nothing speaks against it."""
+    """Say why a file with these first bytes is no text, and what to do; none = nothing speaks against it.
+
+    Bytes are counted as offsets, from 0.
+    """
+    if packed := packing(head):  # within what has been unpacked
+        return f"begins as {packed[0]} does inside, must be text; unpack it"
     nul = head.find(b"\0", 0, _HEAD)
     if nul < 0:
         return None
     wide = head.startswith((b"\xff\xfe", b"\xfe\xff"))
-    return ("UTF-16, not UTF-8" if wide else "binary, not text") + f" (NUL at byte {nul})"
+    return ("UTF-16, not UTF-8" if wide else "binary, not text") + f" (NUL at byte {nul}); save it as UTF-8 text"
 
 
 def without_mark(piece: bytes) -> bytes:

@@ -116,12 +116,21 @@ def list_remote(item: str, skipped: Counter[str]) -> list[Remote]:
     if about.get("size") is None:
         raise DataError(f"{_shown(item)}: its server does not tell its size, must tell it; download it first")
     if web:
-        with binary(item) as file:  # some servers only give whole files, which shows when one asks for less
-            file.seek(min(1, int(about["size"])))
-            file.read(1)
+        _check_parts(item, int(about["size"]))
     # What follows a question mark on the web is no part of the file's name.
     name = (inside.partition("?")[0] if web else inside).rpartition("/")[2]
     return [Remote(name, item if web else files.unstrip_protocol(about["name"]), int(about["size"]), True)]
+
+
+def _check_parts(url: str, size: int) -> None:
+    """Refuse a server that only gives whole files, which shows when one asks for less."""
+    with binary(url) as file:
+        try:
+            file.seek(min(1, size))
+            file.read(1)
+        except ValueError:
+            lack = "its server does not give parts of files, must do"
+            raise DataError(f"{_shown(url)}: {lack}; download it first") from None
 
 
 def said(error: BaseException) -> str:
@@ -168,14 +177,24 @@ def _asked(url: str, ask: Callable[[], T]) -> T:
     """Ask a filesystem for something."""
     try:
         return ask()
-    except FileNotFoundError:
-        raise DataError(f"{_shown(url)}: no such file or folder; check the URL") from None
+    except FileNotFoundError as error:
+        raise DataError(f"{_shown(url)}: {_absence(error.__cause__)}") from None
     except ImportError:  # fsspec has the name of the kind, and the package behind it is not there
         kind = url.partition("://")[0]
         lack = f"the package that reads {kind}:// is not installed, must be there"
         raise DataError(f"{_shown(url)}: {lack}; pip install 'purestep[remote]'") from None
     except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own
         raise DataError(f"{_shown(url)}: cannot be read ({said(error)}); check the URL and your rights") from None
+
+
+def _absence(cause: BaseException | None) -> str:
+    """Say why something is not found: over HTTP a server that is not reached is no more than a cause of that."""
+    if cause is None or isinstance(cause, FileNotFoundError) or getattr(cause, "status", None) in (404, 410):
+        return "no such file or folder; check the URL"
+    if (status := getattr(cause, "status", None)) is not None:
+        return f"cannot be read (its server answers {status}); check the URL and your rights"
+    why = getattr(getattr(cause, "os_error", None), "strerror", None) or said(cause)
+    return f"cannot be reached ({why}); check the URL and the network"
 
 
 def _shown(path: str) -> str:

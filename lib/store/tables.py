@@ -20,6 +20,7 @@ __all__ = ["Table", "opened", "rows_before", "table_spans"]
 _ROWS = 256  # read at a time
 _BUFFER = 1 << 20
 _MAGIC = b"ARROW1"
+_FEATHER_1 = b"FEA1"  # of the time before Arrow had a file format
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
@@ -51,7 +52,10 @@ def opened(path: str, form: str, size: int = 0) -> Iterator[Table]:
         try:
             if form == "parquet":
                 yield _parquet(file)
-            elif file.read(len(_MAGIC)) == _MAGIC:
+            elif (head := file.read(len(_MAGIC))).startswith(_FEATHER_1):
+                fix = "read it with pyarrow.feather.read_table and write it with pyarrow.feather.write_feather"
+                raise DataError(f"{shown(path)}: Feather version 1, must be Arrow IPC (Feather version 2); {fix}")
+            elif head == _MAGIC:
                 yield _arrow_file(file, size)
             else:
                 yield _arrow_stream(path, file, size)

@@ -37,7 +37,7 @@ def text_records(path: str, span: Span, compression: str, split: str, skipped: C
         DataError: the file cannot be read or is no text.
     """
     if span.start == 0 and (cause := not_text(next(pieces(path, compression), b""))):
-        raise DataError(f"{shown(path)}: {cause}; save it as UTF-8 text")
+        raise DataError(f"{shown(path)}: {cause}")
     if split == "file":
         yield Record(0, text=_whole(path, compression))
     elif split == "line":

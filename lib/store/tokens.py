@@ -32,6 +32,7 @@ from lib.store.alone import alone, alone_in_new, temporary_in
 from lib.store.build import COMMIT, Split, assemble, state_of, whole
 from lib.store.corpus import Corpus, Progress
 from lib.store.disk import discard, sweep, sync
+from lib.store.faults import NOTES
 from lib.store.formats import kind_of
 from lib.store.making import Making, ids_dtype
 from lib.store.parts import Job, Part, parts_of, read_part, write_part
@@ -146,9 +147,14 @@ def summary(store: TokenStore) -> str:
     """Say in one line what was read."""
     counts = store.counts
     sides = f"{store.train.documents} train, {store.heldout.documents} held out by {store.how}"
-    line = f"{counts['documents']} documents ({sides}), {counts['text_bytes']} bytes, {counts['tokens']} ids"
+    documents, size = (
+        f"{counts[key]} {what}{'s' * (counts[key] != 1)}"
+        for key, what in (("documents", "document"), ("text_bytes", "byte"))
+    )
+    line = f"{documents} ({sides}), {size}, {counts['tokens']} ids"
     extra = {name: counts[name] for name in ("empty", "duplicates")}
-    extra |= {f"skipped, {cause}": count for cause, count in counts["skipped"].items()}
+    # What was mended is there all the same.
+    extra |= {cause if cause in NOTES else f"skipped, {cause}": count for cause, count in counts["skipped"].items()}
     return "; ".join([line, *(f"{name}: {count}" for name, count in extra.items() if count)])
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
+import lzma
 import os
 import re
 import shutil
+import tarfile
 import tempfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -67,19 +73,19 @@ def test_a_file_longer_than_a_piece_is_one_document(tmp_path: Path) -> None:
 def test_empty_files_are_documents_but_not_all_of_them(tmp_path: Path) -> None:
     assert texts(scan(lay(tmp_path, {"a": b"", "b": b"text"}))) == [b"", b"text"]
     (tmp_path / "b").write_bytes(b"")
-    refused(tmp_path, f"{tmp_path}: all files are empty (2); set data.path to text")
+    refused(tmp_path, f"{tmp_path}: all files are empty (2); name files that hold text")
 
 
 def test_nothing_to_read_is_refused_with_the_causes(tmp_path: Path) -> None:
-    refused(tmp_path, f"{tmp_path}: no file of text there (nothing in it); set data.path to text")
+    refused(tmp_path, f"{tmp_path}: no file of text there (nothing in it); name files that hold text")
     lay(tmp_path, {".x": b"x", "y~": b"y", "z.bin.json": b"{}", "b": b"\0"})
     causes = "binary, not text: 1, describes a token file: 1, hidden: 1, leftover of an editor or a download: 1"
-    refused(tmp_path, f"{tmp_path}: no file of text there ({causes}); set data.path to text")
+    refused(tmp_path, f"{tmp_path}: no file of text there ({causes}); name files that hold text")
 
 
 @pytest.mark.parametrize("path", ["", [], ["a", ""]])
 def test_a_path_that_is_none_is_a_mistake_of_the_config(path: str | list[str]) -> None:
-    message = f"data.path={path!r} must name files, folders or patterns; leave it out for stdlib:"
+    message = f"path={path!r} must name files, folders or patterns; name some, or stdlib:"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         scan(path)
 
@@ -92,6 +98,67 @@ def test_binary_files_are_passed_over_in_a_folder_and_refused_by_name(tmp_path: 
     image, wide = tmp_path / "image", tmp_path / "wide.txt"
     refused(image, f"{image}: binary, not text (NUL at byte 8); save it as UTF-8 text")
     refused(wide, f"{wide}: UTF-16, not UTF-8 (NUL at byte 3); save it as UTF-8 text")
+
+
+def tar(size: int) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("x.txt"), None)
+        info = tarfile.TarInfo("y.txt")
+        info.size = size
+        archive.addfile(info, io.BytesIO(b"y" * size))
+    return out.getvalue()
+
+
+def zipped(name: str) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr(name, b"text")
+    return out.getvalue()
+
+
+ARCHIVES = {
+    "x.zip": (zipped("x"), "zip"),
+    "x.npz": (zipped("ids.npy"), "zip"),
+    "empty.zip": (b"PK\5\6" + b"\0" * 18, "zip"),
+    "x.bz2": (bz2.compress(b"text"), "bzip2"),
+    "nothing.bz2": (bz2.compress(b"text" * 999, 1), "bzip2"),
+    "x.txt.xz": (lzma.compress(b"text"), "xz"),
+    "x.7z": (b"7z\xbc\xaf\x27\x1c\0\4", "7-Zip"),
+    "x.rar": (b"Rar!\x1a\x07\1\0", "RAR"),
+    "x.lz4": (b"\x04\x22\x4d\x18\x64\x40", "LZ4"),
+    "x.tar": (tar(9), "tar"),
+    "g.txt": (gzip.compress(b"text"), "gzip"),
+    "x.tgz": (gzip.compress(tar(9)), "gzip"),
+    "z.txt": (b"\x28\xb5\x2f\xfd text", "Zstandard"),
+}
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_an_archive_is_refused_as_what_it_is(tmp_path: Path, name: str) -> None:
+    data, kind = ARCHIVES[name]
+    path = lay(tmp_path, {name: data}) / name
+    suffix = {"gzip": ".gz", "Zstandard": ".zst"}.get(kind)
+    fix = f"name it {path}{suffix}" if suffix else "unpack it"
+    refused(path, f"{path}: begins as {kind} does, must be plain; {fix}")
+
+
+def test_archives_in_a_folder_are_counted_by_what_they_are(tmp_path: Path) -> None:
+    lay(tmp_path, {name: data for name, (data, _) in ARCHIVES.items()})
+    counts = {"7-Zip": 1, "LZ4": 1, "RAR": 1, "Zstandard": 1, "bzip2": 2, "gzip": 2, "tar": 1, "xz": 1, "zip": 3}
+    causes = ", ".join(f"archive, not read: {kind}: {count}" for kind, count in counts.items())
+    refused(tmp_path, f"{tmp_path}: no file of text there ({causes}); name files that hold text")
+    lay(tmp_path, {"x.txt": b"text", "y.txt": b"BZh is how bzip2 begins, PK how zip does", "z": b"x" * 257 + b"ustar"})
+    corpus = scan(tmp_path)
+    assert [entry.name for entry in corpus.entries] == ["x.txt", "y.txt", "z"]
+    assert corpus.skipped == {f"archive, not read: {kind}": count for kind, count in counts.items()}
+
+
+def test_an_archive_within_what_is_unpacked_is_named(tmp_path: Path) -> None:
+    path = lay(tmp_path, {"x.tar.gz": gzip.compress(tar(9))}) / "x.tar.gz"
+    message = f"{path}: begins as tar does inside, must be text; unpack it"
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+        texts(scan(path))
 
 
 def test_a_file_of_a_known_format_may_hold_any_bytes(tmp_path: Path) -> None:

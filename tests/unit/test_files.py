@@ -163,7 +163,7 @@ def test_a_link_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     gone = tmp_path / "gone.txt"
-    refused(gone, f"{gone}: no such file or folder; set data.path to text files")
+    refused(gone, f"{gone}: no such file or folder; name files or folders that are there")
     for pattern in (tmp_path / "*.text", tmp_path / "no" / "**"):
         refused(pattern, f'{pattern}: matches no text file; check the pattern ("**" enters sub-folders)')
     lay(tmp_path, "in/x.txt")

@@ -109,6 +109,8 @@ def test_what_follows_the_last_member_is_padding_or_an_error(tmp_path: Path) -> 
     ("x.jsonl", gzip.compress(GOOD), "begins as gzip does, must be plain; name it @.gz"),
     ("x.txt", gzip.compress(GOOD), "begins as gzip does, must be plain; name it @.gz"),
     ("x.ndjson", zst(GOOD), "begins as Zstandard does, must be plain; name it @.zst"),
+    ("x.jsonl", b"PK\3\4 and more", "begins as zip does, must be plain; unpack it"),
+    ("x.txt", b"\xfd7zXZ\0", "begins as xz does, must be plain; unpack it"),
     ("x.parquet.gz", gzip.compress(GOOD), "parquet within .gz, must be unpacked; unpack it"),
     ("x.npy.zst", zst(GOOD), "npy within .zst, must be unpacked; unpack it"),
 ])  # fmt: skip

@@ -85,13 +85,17 @@ def test_blank_lines_are_counted_and_line_numbers_stay_right(tmp_path: Path) -> 
     (b'[{"text": "a"},', "1: looks like a JSON array, must be one record a line; rewrite it with jq -c '.[]'", "no JSON"),
     (b"{", "1: looks like pretty-printed JSON, must be one record a line; rewrite it with jq -c .", "no JSON"),
     (b'{"x": NaN, "text": "a"}', f"7: no JSON (NaN is no number), {OBJECT}", "no JSON"),
-    (b'{"x": [-Infinity], "text": "a"}', f"9: no JSON (-Infinity is no number), {OBJECT}", "no JSON"),
+    (b'{"x": [-Infinity], "text": "a"}', f"8: no JSON (-Infinity is no number), {OBJECT}", "no JSON"),
+    (b'{"x": Infinity, "text": "a"}', f"7: no JSON (Infinity is no number), {OBJECT}", "no JSON"),
+    ('{"\u00e9": 1, "x": -Infinity}'.encode(), f"16: no JSON (-Infinity is no number), {OBJECT}", "no JSON"),
+    (b'-Infinity', f"1: no JSON (-Infinity is no number), {OBJECT}", "no JSON"),
     (b'{"text": "a", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
      f"1: nested too deeply, must be flatter; {REPAIR}", "nested too deeply"),
 ], ids=["Q07 half a line", "Q09 a raw tab", "Q09 a raw NUL", "Q11 latin-1", "Q11 latin-1 in another field",
         "a column is counted in bytes", "two objects", "Q19 another key", "Q19 no key", "B127 null", "B127 number",
         "B127 array", "B127 object", "B127 truth", "Q22 array", "Q22 string", "Q22 number", "Q22 null", "Q23 JSON array",
-        "Q23 pretty-printed", "Q25 NaN", "Q25 Infinity", "Q26 deep nesting"])  # fmt: skip
+        "Q23 pretty-printed", "Q25 NaN", "Q25 -Infinity", "Q25 Infinity",
+        "Q25 -Infinity behind another letter", "Q25 -Infinity alone", "Q26 deep nesting"])  # fmt: skip
 def test_a_bad_line_is_named_or_counted(tmp_path: Path, line: bytes, says: str, cause: str) -> None:
     path = put(tmp_path / "x.jsonl", GOOD + line + b"\n" + GOOD)
     refused(path, f"@:2:{says}")
@@ -110,7 +114,7 @@ def test_nul_padding_is_an_error_and_both_neighbours_survive_skipping(tmp_path: 
     refused(path, f"@:2:1: no JSON (NUL byte), {OBJECT}")
     got = read(path, errors="skip")
     assert got.values == [b"a", b"a"]
-    assert got.skipped["NUL padding"] == 2
+    assert got.skipped == {"NUL padding": 2}
 
 
 def test_bytes_that_are_no_utf8_are_replaced_on_demand_and_nothing_else_is(tmp_path: Path) -> None:

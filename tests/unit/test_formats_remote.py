@@ -192,6 +192,46 @@ def test_a_file_is_read_over_http(tmp_path: Path) -> None:
         assert str(caught.value) == f"{base}/none.jsonl: no such file or folder; check the URL"
     with served(http.server.SimpleHTTPRequestHandler, tmp_path) as base, pytest.raises(DataError) as caught:
         found(f"{base}/x.jsonl")
-    says = "The HTTP server doesn't appear to support range requests. Only reading this file from the beginning is supported."
-    says += " Open with block_size=0 for a streaming file interface."
-    assert str(caught.value) == f"{base}/x.jsonl: cannot be read ({says}); download it first"
+    says = "its server does not give parts of files, must do; download it first"
+    assert str(caught.value) == f"{base}/x.jsonl: {says}"
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """A web server that answers with the number it is asked for."""
+
+    def do_GET(self) -> None:
+        self.send_response(int(self.path.strip("/")))
+        self.end_headers()
+
+    do_HEAD = do_GET  # noqa: N815 - the name that http.server looks for
+
+
+@pytest.mark.parametrize(("status", "says"), [
+    (403, "cannot be read (its server answers 403); check the URL and your rights"),
+    (500, "cannot be read (its server answers 500); check the URL and your rights"),
+    (404, "no such file or folder; check the URL"),
+    (410, "no such file or folder; check the URL"),
+])  # fmt: skip
+def test_what_a_server_refuses_is_told_from_what_it_has_not(status: int, says: str) -> None:
+    pytest.importorskip("aiohttp")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}/{status}"
+        try:
+            with pytest.raises(DataError) as caught:
+                found(url)
+        finally:
+            server.shutdown()
+    assert str(caught.value) == f"{url}: {says}"
+
+
+def test_a_server_that_cannot_be_reached_is_said() -> None:
+    pytest.importorskip("aiohttp")
+    with pytest.raises(DataError) as caught:
+        found("http://127.0.0.1:1/x.txt")
+    says = "cannot be reached (Connect call failed ('127.0.0.1', 1)); check the URL and the network"
+    assert str(caught.value) == f"http://127.0.0.1:1/x.txt: {says}"
+    with pytest.raises(
+        DataError, match=r"^http://nowhere\.invalid/x: cannot be reached \(.*\); check the URL and the network$"
+    ):
+        found("http://nowhere.invalid/x")

@@ -177,6 +177,12 @@ def test_what_is_no_table_is_refused_by_name(tmp_path: Path, name: str, data: by
     refused(put(tmp_path / name, data), f"@: {says}; fetch it again")
 
 
+def test_feather_of_the_first_version_is_named(tmp_path: Path) -> None:
+    path = put(tmp_path / "x.feather", b"FEA1" + b"\0" * 100 + b"FEA1")
+    says = "Feather version 1, must be Arrow IPC (Feather version 2)"
+    refused(path, f"@: {says}; read it with pyarrow.feather.read_table and write it with pyarrow.feather.write_feather")
+
+
 @WRITE
 def test_a_table_that_is_cut_short_is_an_error_and_no_short_table(tmp_path: Path, name: str, write: Write) -> None:
     path = write(tmp_path / name, pa.table({"text": [str(n) for n in range(1000)]}), 100)

@@ -137,6 +137,17 @@ def test_it_says_what_it_was_made_of(tmp_path: Path) -> None:
     assert summary(store) == line
 
 
+def test_what_was_mended_is_not_called_skipped(tmp_path: Path) -> None:
+    text = b'{"text": "a\\ud800 b"}\n{"text": "caf\xe9"}\n\n'
+    store = ready(tmp_path, {"1.jsonl": text, ".x": b""}, errors="replace")
+    assert summary(store) == (
+        "2 documents (2 train, 0 held out by tail), 12 bytes, 14 ids; skipped, blank line: 1; "
+        "bytes that are no UTF-8 replaced: 1; skipped, hidden: 1; lone surrogate replaced: 1"
+    )
+    one = ready(tmp_path / "one", {"1": b"a"})
+    assert summary(one) == "1 document (1 train, 0 held out by tail), 1 byte, 2 ids"
+
+
 def test_ids_are_read_across_chunks(tmp_path: Path, small_chunks: None) -> None:
     store = ready(tmp_path, {"1": bytes(range(65, 95))})
     whole = [*range(69, 99), 2]
@@ -191,16 +202,21 @@ def test_the_side_is_that_of_the_text_digest(tmp_path: Path) -> None:
     assert sorted(documents(store.heldout)) == sorted(b"text " + name.encode() for name in wanted)
 
 
+NONE = "1 file read: no document found (blank line: 1), must hold text; give more"
+
+
 @pytest.mark.parametrize(("files", "holdout", "how", "message"), [
     ({"1": b"a", "2": b"b"}, 0.01, "document",
      "data.holdout=0.01, by document: of 2 documents no text is held out; "
      "raise data.holdout, set it to 0, or give more text"),
     ({"1": b"a"}, 0.99, "tail",
-     "data.holdout=0.99, by tail: of 1 documents no text is left to train on; lower data.holdout or give more text"),
+     "data.holdout=0.99, by tail: of 1 document no text is left to train on; lower data.holdout or give more text"),
     ({"1.jsonl": b'{"text": ""}\n\n'}, 0.0, "auto",
-     "data.path: 1 documents hold no text to train on (blank line: 1); give more text"),
-    ({"1.jsonl": b"\n"}, 0.0, "auto",
-     "data.path: 0 documents hold no text to train on (blank line: 1); give more text"),
+     "1 file read: 1 document without any text found (blank line: 1), must hold text; give more"),
+    ({"1.jsonl": b'{"text": ""}\n' * 3, "2.jsonl": b"\n\n", "3.jsonl": b""}, 0.01, "auto",
+     "3 files read: 3 documents without any text found (blank line: 2, empty file: 1), must hold text; give more"),
+    ({"1.jsonl": b"\n"}, 0.0, "auto", NONE), ({"1.jsonl": b"\n"}, 0.01, "auto", NONE),
+    ({"1.jsonl": b"\n"}, 0.5, "document", NONE), ({"1.jsonl": b"\n"}, 0.5, "tail", NONE),
 ])  # fmt: skip
 def test_a_side_without_text_is_refused(
     tmp_path: Path, files: dict[str, bytes], holdout: float, how: str, message: str

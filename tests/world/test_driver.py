@@ -260,8 +260,8 @@ def test_missing_empty_or_short_text_is_an_error_of_the_data(place: Place, tmp_p
     (tmp_path / "empty" / "a.txt").write_text("")
     (tmp_path / "short.txt").write_text("a few words")
     cases = {
-        "absent": f"{tmp_path / 'absent'}: no such file or folder; set data.path to text files",
-        "empty": f"{tmp_path / 'empty'}: all files are empty (1); set data.path to text",
+        "absent": f"{tmp_path / 'absent'}: no such file or folder; name files or folders that are there",
+        "empty": f"{tmp_path / 'empty'}: all files are empty (1); name files that hold text",
         "short.txt": "training text: have 9 ids, need batch.length+1=17; give more text or lower batch.length",
     }
     for name, line in cases.items():
@@ -473,5 +473,5 @@ def test_help_into_a_pipe_that_closes_is_no_failure() -> None:
 
 def test_exit_codes_reach_the_shell(tmp_path: Path) -> None:
     ended = run_apart(f"run.dir={tmp_path / 'run'}", f"data.path={tmp_path / 'absent'}", "steps=100")
-    assert failed(ended, 3) == f"{tmp_path / 'absent'}: no such file or folder; set data.path to text files"
+    assert failed(ended, 3) == f"{tmp_path / 'absent'}: no such file or folder; name files or folders that are there"
     assert list(tmp_path.iterdir()) == []
