@@ -41,16 +41,16 @@ def test_it_says_what_was_read_and_what_was_not(tmp_path: Path) -> None:
     begin = said.index("text: @/cache/KEY")
     assert said[begin:] == [
         "text: @/cache/KEY",
-        "                1 files",
+        "                1 file",
         "               10 documents",
         "              459 text bytes",
         "              470 tokens",
-        "                1 empty documents",
-        "                8 documents that were there before",
-        "                1 binary, not text",
-        "                1 blank line",
-        "                1 hidden",
-        "                1 text is missing",
+        "                1 empty document",
+        "                8 documents seen before",
+        "                1 skipped, binary, not text",
+        "                1 skipped, blank line",
+        "                1 skipped, hidden",
+        "                1 skipped, text is missing",
         "                8 documents to train on, 3 held out (by tail)",
         "text: 23 rows of 16 a pass; 10 updates read it 1.71 times",
     ]
@@ -69,10 +69,23 @@ def test_it_says_how_much_is_padding(tmp_path: Path, mode: str) -> None:
     # 52 ids a document: three rows of 16 and four ids, of which four fill a row, but for the last ones of a window.
     said = prepare(tmp_path, f"batch.mode={mode}", "data.holdout=0")
     wanted = {
-        "pack": "text: 131 rows of 16 a pass; 10 updates read it 0.305 times; padding 0.76%",
-        "pad": "text: 160 rows of 16 a pass; 10 updates read it 0.25 times; padding 18.75%",
+        "pack": "text: 131 rows of 16 a pass; 10 updates read 30.5% of it; padding 0.76%",
+        "pad": "text: 160 rows of 16 a pass; 10 updates read 25% of it; padding 18.75%",
     }
     assert said[-1] == wanted[mode]
+
+
+@pytest.mark.parametrize(("size", "steps", "line"), [
+    (17, 1, "text: 1 row of 16 a pass; 1 update reads it 3.76 times"),
+    (200_000, 1, "text: 12,500 rows of 16 a pass; 1 update reads 0.032% of it"),
+    (800_000, 1, "text: 50,000 rows of 16 a pass; 1 update reads less than 0.01% of it"),
+])  # fmt: skip
+def test_few_and_many_are_told_in_words(tmp_path: Path, size: int, steps: int, line: str) -> None:
+    lay(tmp_path, {"a.txt": "x" * (size - 1)})
+    said = prepare(tmp_path, "data.holdout=0", f"steps={steps}")
+    assert said[-1] == line
+    assert "                1 document" in said
+    assert "                1 document to train on, 0 held out (by tail)" in said
 
 
 def test_a_mixture_is_told_source_by_source(tmp_path: Path) -> None:
@@ -85,7 +98,7 @@ def test_a_mixture_is_told_source_by_source(tmp_path: Path) -> None:
     assert ended.code == 0, ended
     said = (ended.out + ended.err).splitlines()
     assert said[-2:] == [
-        "x: 130 rows of 16 a pass; 10 updates read it 0.0615 times",
+        "x: 130 rows of 16 a pass; 10 updates read 6.15% of it",
         "y: 31 rows of 16 a pass; 10 updates read it 1.02 times",
     ]
 
@@ -113,7 +126,9 @@ def test_of_conversations_it_is_not_said(tmp_path: Path) -> None:
     ({"a.jsonl": ROW + "{\n"}, (),
      "@/text/a.jsonl:2:1: looks like pretty-printed JSON, must be one record a line; rewrite it with jq -c ."),
     ({"a.jsonl": "\n\n"}, ("data.holdout=0",),
-     "data.path: 0 documents hold no text to train on (blank line: 2); give more text"),
+     "1 file read: no document found (blank line: 2), must hold text; give more"),
+    ({"a.txt": "\n\n"}, ("data.split=line",),
+     "1 file read: no document found (blank line: 2), must hold text; give more"),
     ({"a.txt": "text", "b.txt": "more"}, ("data.holdout_by=document",),
      "data.holdout=0.01, by document: of 2 documents no text is held out; raise data.holdout, set it to 0, or give more text"),
 ])  # fmt: skip
