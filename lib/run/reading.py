@@ -194,7 +194,7 @@ def _found(paths: str | tuple[str, ...], form: str, voice: Progress) -> Corpus:
     named = [paths] if isinstance(paths, str) else list(paths)
     voice.say(f"reading text: {', '.join(named)}")
     corpus = scan(paths, _paced(voice, "reading text"), format=form)
-    voice.say(f"reading text: {len(corpus.entries)} files, {_size(corpus.size)}")
+    voice.say(f"reading text: {len(corpus.entries)} file{'s' * (len(corpus.entries) != 1)}, {_size(corpus.size)}")
     return corpus
 
 
@@ -274,4 +274,6 @@ def _paced(voice: Progress, what: str) -> Callable[[int, int], None]:
 
 
 def _size(size: int) -> str:
+    if size < 1000:
+        return f"{size} bytes"
     return f"{size / 1e3:.1f} kB" if size < 1e6 else f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.2f} GB"

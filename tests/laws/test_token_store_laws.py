@@ -153,7 +153,6 @@ def texts(text: bytes, options: dict[str, Any]) -> list[Written]:
     if options["split"] == "file":
         return written(text, 0, "", options)
     lines = text.split(b"\n")
-    ended = not lines[-1]
     if options["split"] == "line":
         last = len(lines) - 1
         whole = [line.removesuffix(b"\r") if n < last else line for n, line in enumerate(lines)]
@@ -167,7 +166,6 @@ def texts(text: bytes, options: dict[str, Any]) -> list[Written]:
             whole = whole.removesuffix(b"\r") if n <= len(lines) else whole
             found += written(whole, n - len(block), "", options)
             block = []
-    assert ended or found
     return found
 
 

@@ -82,7 +82,7 @@ def test_a_run_says_what_it_does_and_ends_with_a_picture_and_a_sample(done: Plac
     patterns = [
         f"{done.run}: a new run",
         f"reading text: {done.text}",
-        r"reading text: 4 files, 0\.\d kB",
+        r"reading text: 4 files, \d+ bytes",
         r"text: 4 documents \(\d train, \d held out by tail\), \d+ bytes, \d+ ids",
         "8,304 parameters; 4 updates of 4 rows of 16; fp32, compile off, 1 threads",
         "evaluating on held-out text before step 1",
