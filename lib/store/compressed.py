@@ -31,6 +31,12 @@ _OTHERS: Mapping[str, tuple[bytes, ...]] = {  # first bytes of what is not unpac
     "RAR": (b"Rar!\x1a\x07",),
     "LZ4": (b"\x04\x22\x4d\x18",),
 }
+_ANY = (
+    _GZIP,
+    _ZSTD,
+    *(b"%c\x2a\x4d\x18" % n for n in range(0x50, 0x60)),
+    *(b for some in _OTHERS.values() for b in some),
+)
 _TAR, _TAR_AT = b"ustar", 257
 _INPUT = 1 << 10  # what so little can become fits in memory, even when it is one thing over and over
 _WINDOW = 1 << 31  # frames of `zstd --long=31` are read too
@@ -64,6 +70,9 @@ def packing(head: bytes) -> tuple[str, str] | None:
     >>> packing(b"PK\x03\x04"), packing(b"\x1f\x8b\x08"), packing(b"text")
     (('zip', ''), ('gzip', 'gz'), None)
     """
+    # Most files begin as none of these: one look tells, and a corpus may be a million files.
+    if not head.startswith(_ANY) and head[_TAR_AT : _TAR_AT + len(_TAR)] != _TAR:
+        return None
     if kind := _suffix(head):
         return _NAMES[kind], kind
     if head[_TAR_AT:].startswith(_TAR) and b"\0" in head[:_TAR_AT]:

@@ -21,7 +21,7 @@ from lib.store.compressed import packing
 from lib.store.files import STDLIB, Found, find, refuse, shown, stamp
 from lib.store.formats import SIDE_CAR, Kind, kind_of
 from lib.store.lines import not_text
-from lib.store.remote import binary, exists
+from lib.store.remote import binary, exists, is_remote
 
 __all__ = ["STDLIB", "Corpus", "Entry", "Progress", "differences", "identity_of", "scan"]
 
@@ -184,6 +184,17 @@ def _passed(found: Found, head: bytes, skipped: Counter[str]) -> bool:
 
 
 def _pieces(path: str) -> Iterator[bytes]:
-    with binary(path) as file:
-        while piece := file.read(_PIECE):
-            yield piece
+    if is_remote(path):
+        with binary(path) as file:
+            while piece := file.read(_PIECE):
+                yield piece
+        return
+    try:  # bare: a corpus may be a million small files
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            while piece := os.read(descriptor, _PIECE):
+                yield piece
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DataError(f"{shown(path)}: cannot be read ({error.strerror}); allow reading or remove it") from None

@@ -36,11 +36,12 @@ def text_records(path: str, span: Span, compression: str, split: str, skipped: C
     Raises:
         DataError: the file cannot be read or is no text.
     """
-    if span.start == 0 and (cause := not_text(next(pieces(path, compression), b""))):
-        raise DataError(f"{shown(path)}: {cause}")
-    if split == "file":
+    if split == "file":  # opened once: where each file is a document, that is much of what it costs
         yield Record(0, text=_whole(path, compression))
-    elif split == "line":
+        return
+    if span.start == 0:
+        _check_text(path, next(pieces(path, compression), b""))
+    if split == "line":
         yield from _lines(path, span, compression, skipped)
     else:
         yield from _blocks(path, span, compression, skipped)
@@ -48,7 +49,14 @@ def text_records(path: str, span: Span, compression: str, split: str, skipped: C
 
 def _whole(path: str, compression: str) -> Iterator[bytes]:
     for number, piece in enumerate(pieces(path, compression)):
+        if number == 0:
+            _check_text(path, piece)
         yield piece if number else without_mark(piece)
+
+
+def _check_text(path: str, head: bytes) -> None:
+    if cause := not_text(head):
+        raise DataError(f"{shown(path)}: {cause}")
 
 
 def _lines(path: str, span: Span, compression: str, skipped: Counter[str]) -> Iterator[Record]:
