@@ -47,10 +47,7 @@ def start(module: str, number: int, words: Sequence[int] = (), *, setting: str) 
     ours, theirs = socket.socketpair()
     path = os.pathsep.join(where or str(Path.cwd()) for where in sys.path)
     # One thread each: their arithmetic is small, and others want the cores.
-    # And large buffers given back when they are let go of: glibc would keep more of them with every part.
-    own = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    own |= dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(1 << 20))
-    environment = {**os.environ, **own, "PYTHONPATH": path}
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     # A signal that came while the worker starts would end it with a traceback; it inherits that they are blocked.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     try:

@@ -30,7 +30,7 @@ __all__ = ["COMMIT", "Split", "assemble", "state_of", "whole"]
 
 COMMIT = "COMMIT"
 
-_AT_ONCE = 1 << 20  # digests that are compared at once
+_AT_ONCE = 1 << 16  # digests that are compared at once
 
 
 class Split(NamedTuple):

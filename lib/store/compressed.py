@@ -19,7 +19,7 @@ from lib.store.remote import binary, said
 
 __all__ = ["PIECE", "packing", "pieces"]
 
-PIECE = 1 << 20
+PIECE = 1 << 18
 
 _GZIP, _ZSTD = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"
 _NAMES: Mapping[str, str] = {"gz": "gzip", "zst": "Zstandard"}
@@ -38,6 +38,7 @@ _ANY = (
     *(b for some in _OTHERS.values() for b in some),
 )
 _TAR, _TAR_AT = b"ustar", 257
+_HEAD = _TAR_AT + len(_TAR)
 _INPUT = 1 << 10  # what so little can become fits in memory, even when it is one thing over and over
 _WINDOW = 1 << 31  # frames of `zstd --long=31` are read too
 
@@ -59,8 +60,13 @@ def pieces(path: str, compression: str = "", start: int = 0) -> Iterator[bytes]:
     with binary(path) as file:
         if start:
             file.seek(start)
-        else:
-            _check_head(path, compression, file)
+        else:  # of a plain file the first piece is its head, read once: a corpus may be a million small files
+            head = file.read(_HEAD if compression else PIECE)
+            _check_head(path, compression, head)
+            if compression:
+                file.seek(0)
+            elif head:
+                yield head
         yield from {"": _plain, "gz": _gzip, "zst": _zstd}[compression](path, file)
 
 
@@ -84,10 +90,8 @@ def _suffix(head: bytes) -> str:
     return "gz" if head.startswith(_GZIP) else "zst" if _frame(head[:4]) else ""
 
 
-def _check_head(path: str, compression: str, file: BinaryIO) -> None:
+def _check_head(path: str, compression: str, head: bytes) -> None:
     """Refuse a file whose first bytes are of another kind than its name."""
-    head = file.read(_TAR_AT + len(_TAR))
-    file.seek(0)
     kind = _suffix(head)
     if not compression and (packed := packing(head)):
         fix = f"name it {shown(path)}.{kind}" if kind else "unpack it"
