@@ -33,7 +33,7 @@ class Array:
         inner: axes behind the first one, each in one chunk.
         size: items along the first axis so far.
         chunk: the chunk at hand.
-        unsynced: chunks that are finished but may not be on the disk.
+        unsynced: descriptors of chunks that are finished but may not be on the disk.
     """
 
     folder: Path
@@ -42,7 +42,7 @@ class Array:
     inner: tuple[int, ...] = ()
     size: int = 0
     chunk: BinaryIO | None = None
-    unsynced: deque[BinaryIO] = field(default_factory=deque)
+    unsynced: deque[int] = field(default_factory=deque)
 
     def append(self, items: NDArray[Any]) -> None:
         """Write items behind those that are there."""
@@ -61,9 +61,10 @@ class Array:
 
     def drop(self) -> None:
         """Let go of what is not finished."""
-        for file in (self.chunk, *self.unsynced):
-            if file is not None:
-                file.close()
+        if self.chunk is not None:
+            self.chunk.close()
+        while self.unsynced:
+            os.close(self.unsynced.popleft())
 
     def shut(self) -> None:
         """End the chunk at hand; the disk begins with it while the next one is filled."""
@@ -71,13 +72,14 @@ class Array:
             if self.size > self.most:  # Zarr wants chunks in full; what is missing is a hole in the file, without room
                 self.chunk.truncate(self.most * self.dtype.itemsize)
             self.chunk.flush()
-            begin_writeback(self.chunk.fileno(), 0, 0)
-            self.unsynced.append(self.chunk)
+            self.unsynced.append(os.dup(self.chunk.fileno()))  # without the buffer, which goes with the file
+            self.chunk.close()
             self.chunk = None
+            begin_writeback(self.unsynced[-1], 0, 0)
         self.settle(IN_FLIGHT)
 
     def settle(self, left: int = 0) -> None:
         """Sync finished chunks until so many are left."""
         while len(self.unsynced) > left:
-            os.fsync(self.unsynced[0].fileno())
-            self.unsynced.popleft().close()
+            os.fsync(self.unsynced[0])
+            os.close(self.unsynced.popleft())

@@ -186,6 +186,8 @@ def test_a_killed_process_is_an_error_in_words(tmp_path: Path) -> None:
 def test_one_that_is_killed_at_work_is_named_at_once_and_holds_nobody_up(tmp_path: Path) -> None:
     results = iter(spread(2)(partial(lasting, folder=str(tmp_path)), [0, 1]))
     next(results)
+    while not os.listdir(tmp_path):  # the other one may only just begin
+        time.sleep(0.01)
     (pid,), begin = os.listdir(tmp_path), time.monotonic()
     os.kill(int(pid), signal.SIGKILL)
     with pytest.raises(DataError) as caught:
