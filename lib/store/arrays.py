@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lib.errors import DataError
-from lib.store.files import shown
 from lib.store.headers import Header, header_of
+from lib.store.names import shown
 from lib.store.record import Reading, Record
 from lib.store.remote import binary, is_remote
 

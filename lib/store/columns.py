@@ -14,8 +14,8 @@ from typing import Any
 
 from lib.errors import DataError
 from lib.store.faults import REPAIR, REPLACED, Fault, not_utf8, settle, wrong_kind
-from lib.store.files import shown
 from lib.store.jsonl import name_of
+from lib.store.names import shown
 from lib.store.record import Reading, Record, Span
 from lib.store.remote import said
 from lib.store.tables import opened, rows_before

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, cast
 
 from lib.errors import DataError
-from lib.store.files import shown
+from lib.store.names import shown
 from lib.store.remote import binary, said
 
 __all__ = ["PIECE", "packing", "pieces"]

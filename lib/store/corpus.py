@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 from lib.errors import DataError
 from lib.store.compressed import packing
-from lib.store.files import STDLIB, Found, find, refuse, shown, stamp
+from lib.store.files import STDLIB, Found, find, refuse, stamp
 from lib.store.formats import SIDE_CAR, Kind, kind_of
 from lib.store.lines import not_text
+from lib.store.names import shown, unreadable
 from lib.store.remote import binary, exists, is_remote
 
 __all__ = ["STDLIB", "Corpus", "Entry", "Progress", "differences", "identity_of", "scan"]
@@ -197,4 +198,4 @@ def _pieces(path: str) -> Iterator[bytes]:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise DataError(f"{shown(path)}: cannot be read ({error.strerror}); allow reading or remove it") from None
+        raise unreadable(path, error.strerror) from None

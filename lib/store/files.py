@@ -17,13 +17,12 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from lib.errors import DataError
+from lib.store.names import HIDDEN, passed_over, shown, unreadable
 from lib.store.remote import is_remote, list_remote
 
-__all__ = ["STDLIB", "Found", "find", "refuse", "shown", "stamp"]
+__all__ = ["STDLIB", "Found", "find", "refuse", "stamp"]
 
 STDLIB = "stdlib:"
-
-_LEFTOVERS = ("~", ".tmp", ".crc")
 
 
 class Found(NamedTuple):
@@ -90,14 +89,8 @@ def stamp(path: str) -> tuple[int, ...]:
     try:
         status = os.stat(path)
     except OSError as error:
-        raise DataError(f"{shown(path)}: cannot be read ({error.strerror}); allow reading or remove it") from None
+        raise unreadable(path, error.strerror) from None
     return status.st_size, status.st_mtime_ns, status.st_ino
-
-
-def shown(path: str) -> str:
-    """Write a path so that it fits on one line and into any log, whatever bytes it is made of."""
-    text = os.fsencode(path).decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _meet(item: str, skipped: Counter[str]) -> tuple[str, list[_Met]]:
@@ -167,10 +160,9 @@ def _walk(root: str, skipped: Counter[str], wanted: Callable[[str, bool], bool] 
             is_folder = os.path.isdir(each.path) if link else each.is_dir()
             if wanted and not wanted(name, is_folder):
                 continue
-            if each.name.startswith("."):
-                skipped["hidden"] += 1
-            elif not is_folder and each.name.endswith(_LEFTOVERS):
-                skipped["leftover of an editor or a download"] += 1
+            cause = passed_over(each.name)
+            if cause is not None and (cause == HIDDEN or not is_folder):
+                skipped[cause] += 1
             elif not is_folder:
                 yield _Met(name, each.path, through or link, False)
             elif link and _holds(os.path.realpath(each.path), above):

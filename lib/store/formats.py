@@ -12,9 +12,9 @@ from typing import NamedTuple
 from lib.errors import DataError
 from lib.store.arrays import array_records
 from lib.store.columns import table_records
-from lib.store.files import shown
 from lib.store.jsonl import jsonl_records
 from lib.store.lines import lines_before
+from lib.store.names import shown
 from lib.store.record import Reading, Record, Span
 from lib.store.tables import rows_before, table_spans
 from lib.store.text import text_records

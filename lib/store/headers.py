@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from lib.errors import DataError
-from lib.store.files import shown
+from lib.store.names import shown
 from lib.store.remote import binary, exists, said
 
 __all__ = ["Header", "SideCar", "header_of", "side_car_of"]

@@ -22,8 +22,8 @@ import msgspec
 
 from lib.errors import DataError
 from lib.store.faults import REPAIR, REPLACED, SURROGATE, Fault, kind_name, missing, not_utf8, settle, wrong_kind
-from lib.store.files import shown
 from lib.store.lines import BOM, lines_before, runs
+from lib.store.names import shown
 from lib.store.record import Reading, Record, Span
 
 __all__ = ["jsonl_records", "name_of"]

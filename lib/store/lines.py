@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from lib.errors import DataError
 from lib.store.compressed import PIECE, packing, pieces
-from lib.store.files import shown
+from lib.store.names import shown
 from lib.store.record import Span
 from lib.store.remote import binary
 

@@ -24,10 +24,11 @@ from lib.store.corpus import Corpus
 from lib.store.disk import discard, temporary
 from lib.store.documents import Place
 from lib.store.encoded import Files, write_records
-from lib.store.files import shown, stamp
+from lib.store.files import stamp
 from lib.store.formats import Kind, first_lines, kind_of, records, spans
 from lib.store.headers import side_car_of
 from lib.store.making import Making
+from lib.store.names import shown
 from lib.store.record import Reading, Record, Span
 from lib.store.remote import binary
 

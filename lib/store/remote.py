@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from lib.errors import DataError
+from lib.store.names import HIDDEN, passed_over, shown, unreadable
 
 __all__ = ["Remote", "binary", "exists", "is_remote", "list_remote", "open_binary", "said"]
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_LEFTOVERS = ("~", ".tmp", ".crc")
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ def open_binary(path: str) -> BinaryIO:
         try:
             return open(path, "rb")
         except OSError as error:
-            raise DataError(f"{_shown(path)}: cannot be read ({error.strerror}); allow reading or remove it") from None
+            raise unreadable(path, error.strerror) from None
     files, inside = _filesystem(path)
     return _asked(path, lambda: cast(BinaryIO, files.open(inside, "rb")))
 
@@ -71,12 +71,11 @@ def binary(path: str) -> Iterator[BinaryIO]:
         try:
             yield file
         except OSError as error:
-            why = f"cannot be read ({error.strerror or said(error)})"
-            raise DataError(f"{_shown(path)}: {why}; allow reading or remove it") from None
+            raise unreadable(path, error.strerror or said(error)) from None
         except Exception as error:
             if isinstance(error, DataError) or not is_remote(path):
                 raise
-            raise DataError(f"{_shown(path)}: cannot be read ({said(error)}); download it first") from None
+            raise DataError(f"{shown(path)}: cannot be read ({said(error)}); download it first") from None
 
 
 def exists(path: str) -> bool:
@@ -114,7 +113,7 @@ def list_remote(item: str, skipped: Counter[str]) -> list[Remote]:
     if about["type"] == "directory":
         return _met(item, files, about["name"].rstrip("/"), lambda: files.find(inside, detail=True), skipped)
     if about.get("size") is None:
-        raise DataError(f"{_shown(item)}: its server does not tell its size, must tell it; download it first")
+        raise DataError(f"{shown(item)}: its server does not tell its size, must tell it; download it first")
     if web:
         _check_parts(item, int(about["size"]))
     # What follows a question mark on the web is no part of the file's name.
@@ -130,7 +129,7 @@ def _check_parts(url: str, size: int) -> None:
             file.read(1)
         except ValueError:
             lack = "its server does not give parts of files, must do"
-            raise DataError(f"{_shown(url)}: {lack}; download it first") from None
+            raise DataError(f"{shown(url)}: {lack}; download it first") from None
 
 
 def said(error: BaseException) -> str:
@@ -146,14 +145,14 @@ def _met(
         if about["type"] != "file":
             continue
         name = path.removeprefix(root).strip("/")
-        if any(part.startswith(".") for part in name.split("/")):
-            skipped["hidden"] += 1
-        elif name.endswith(_LEFTOVERS):
-            skipped["leftover of an editor or a download"] += 1
+        *folders, own = name.split("/")
+        cause = HIDDEN if any(passed_over(folder) == HIDDEN for folder in folders) else passed_over(own)
+        if cause is not None:
+            skipped[cause] += 1
         else:
             found.append(Remote(name, files.unstrip_protocol(path), int(about["size"]), False))
     if not found:
-        raise DataError(f"{_shown(item)}: no file there; check the URL")
+        raise DataError(f"{shown(item)}: no file there; check the URL")
     return found
 
 
@@ -163,12 +162,12 @@ def _on_web(url: str) -> bool:
 
 def _filesystem(url: str) -> tuple[Any, str]:
     if "::" in url:
-        raise DataError(f"{_shown(url)}: one URL within another, must be one alone; unpack what it is in")
+        raise DataError(f"{shown(url)}: one URL within another, must be one alone; unpack what it is in")
     try:
         import fsspec  # type: ignore[import-untyped]
     except ModuleNotFoundError:
         lack = "fsspec is not installed, must be there to read URLs"
-        raise DataError(f"{_shown(url)}: {lack}; pip install 'purestep[remote]'") from None
+        raise DataError(f"{shown(url)}: {lack}; pip install 'purestep[remote]'") from None
     files, inside = _asked(url, lambda: fsspec.core.url_to_fs(url))
     return files, inside
 
@@ -178,13 +177,13 @@ def _asked(url: str, ask: Callable[[], T]) -> T:
     try:
         return ask()
     except FileNotFoundError as error:
-        raise DataError(f"{_shown(url)}: {_absence(error.__cause__)}") from None
+        raise DataError(f"{shown(url)}: {_absence(error.__cause__)}") from None
     except ImportError:  # fsspec has the name of the kind, and the package behind it is not there
         kind = url.partition("://")[0]
         lack = f"the package that reads {kind}:// is not installed, must be there"
-        raise DataError(f"{_shown(url)}: {lack}; pip install 'purestep[remote]'") from None
+        raise DataError(f"{shown(url)}: {lack}; pip install 'purestep[remote]'") from None
     except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own
-        raise DataError(f"{_shown(url)}: cannot be read ({said(error)}); check the URL and your rights") from None
+        raise DataError(f"{shown(url)}: cannot be read ({said(error)}); check the URL and your rights") from None
 
 
 def _absence(cause: BaseException | None) -> str:
@@ -195,9 +194,3 @@ def _absence(cause: BaseException | None) -> str:
         return f"cannot be read (its server answers {status}); check the URL and your rights"
     why = getattr(getattr(cause, "os_error", None), "strerror", None) or said(cause)
     return f"cannot be reached ({why}); check the URL and the network"
-
-
-def _shown(path: str) -> str:
-    from lib.store.files import shown
-
-    return shown(path)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple
 
 from lib.errors import DataError
-from lib.store.files import shown
+from lib.store.names import shown
 from lib.store.record import Span
 from lib.store.remote import binary, said
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from lib.errors import DataError
 from lib.store.compressed import pieces
-from lib.store.files import shown
 from lib.store.lines import BOM, LONGEST, after_blank, lines_before, not_text, runs, without_mark
+from lib.store.names import shown
 from lib.store.record import Record, Span
 
 __all__ = ["text_records"]

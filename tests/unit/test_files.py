@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from lib.errors import DataError
-from lib.store.files import STDLIB, find, shown
+from lib.store.files import STDLIB, find
+from lib.store.names import shown
 
 
 def lay(root: Path, *names: str) -> Path:
