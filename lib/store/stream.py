@@ -28,7 +28,6 @@ CHUNK_IDS = 1 << 24  # 32 MiB: few files, and still cheap to copy, or to read wh
 
 _OPEN_FILES = 64
 _AT_ONCE = 1 << 20
-_MARKS = 2  # a document of no more ids holds nothing
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,7 @@ class Stream:
         eos: the id that closes a document; -1 = there is none.
         shared: documents begin with no mark of their own, so the end mark before one is what its first id is predicted
             from.
+        marks: ids of a document that are its marks, not its text.
         offsets: where each document begins, and last the size.
         sizes: uint16 [vocab], bytes of text that each id stands for.
         masked: whether some ids are not trained on.
@@ -55,6 +55,7 @@ class Stream:
     vocab: int
     eos: int
     shared: bool
+    marks: int
     masked: bool
     offsets: NDArray[np.int64] = field(repr=False, compare=False)
     sizes: NDArray[np.uint16] = field(repr=False, compare=False)
@@ -91,7 +92,7 @@ class Stream:
 
     def among(self, other: Stream) -> int:
         """Count the documents that are also in another stream, empty ones aside; memory grows with this one alone."""
-        own = _index(self.path / "draws", "<u8")[np.diff(self.offsets) > _MARKS]
+        own = _index(self.path / "draws", "<u8")[np.diff(self.offsets) > self.marks]
         words, found = np.unique(own), np.zeros(0, np.uint64)
         theirs = _index(other.path / "draws", "<u8")
         for at in range(0, len(theirs), _AT_ONCE):
@@ -157,6 +158,7 @@ def open_stream(folder: Path) -> Stream:
         vocab=tokenizer["vocab"],
         eos=tokenizer["eos"],
         shared=store["add_eos"] and not store["add_bos"],
+        marks=store["add_eos"] + store["add_bos"],
         masked=(folder / "mask").is_dir(),
         offsets=offsets,
         sizes=sizes,

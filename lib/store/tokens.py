@@ -56,7 +56,6 @@ class TokenStore(NamedTuple):
         heldout: what is kept from training; no documents when nothing is held out.
         tokenizer: what the ids mean.
         how: `document` or `tail`, as resolved.
-        holdout: share held out.
         identity: digest of the corpus.
         counts: files, documents, empty, duplicates, text_bytes, counted_bytes (that the ids stand for), tokens of the
             corpus, and skipped by cause.
@@ -68,7 +67,6 @@ class TokenStore(NamedTuple):
     heldout: Stream
     tokenizer: Tokenizer
     how: str
-    holdout: float
     identity: str
     counts: Mapping[str, Any]
     notes: tuple[str, ...]
@@ -128,7 +126,6 @@ def prepare(
         heldout=heldout,
         tokenizer=tokenizer,
         how=about["holdout_by"],
-        holdout=split.holdout,
         identity=corpus.identity,
         counts={**counts, "skipped": dict(sorted(skipped.items()))},
         notes=tuple(notes),

@@ -132,7 +132,7 @@ def test_it_says_what_it_was_made_of(tmp_path: Path) -> None:
     (tmp_path / "text" / ".hidden").rename(tmp_path / "text" / "image")
     (tmp_path / "text" / "image").write_bytes(b"\0")
     assert ready(tmp_path, {}, holdout=0.4, how="tail").counts["skipped"] == {"binary, not text": 1}
-    assert (store.how, store.holdout, store.tokenizer._asdict()) == ("tail", 0.4, told["tokenizer"])
+    assert (store.how, store.tokenizer._asdict()) == ("tail", told["tokenizer"])
     line = "2 documents (1 train, 1 held out by tail), 6 bytes, 8 ids; duplicates: 1; skipped, hidden: 1"
     assert summary(store) == line
 
@@ -268,6 +268,14 @@ def test_documents_on_both_sides_are_counted_whatever_their_files(tmp_path: Path
     assert other.train.among(one.train) == 1
     assert one.train.among(other.train) == 2
     assert one.train.among(one.train) == 4
+
+
+@pytest.mark.parametrize("marks", [(True, False), (False, True), (True, True), (False, False)])
+def test_a_document_of_one_byte_counts_whatever_marks_it_has(tmp_path: Path, marks: tuple[bool, bool]) -> None:
+    eos, bos = marks
+    one = ready(tmp_path / "a", {"a": b"a", "b": b"", "c": b"xyz"}, add_eos=eos, add_bos=bos)
+    other = ready(tmp_path / "b", {"a": b"b", "b": b"a", "c": b""}, add_eos=eos, add_bos=bos)
+    assert (one.train.among(other.train), other.train.among(one.train)) == (1, 1)
 
 
 def test_every_option_that_shapes_the_ids_has_a_store_of_its_own(tmp_path: Path) -> None:
