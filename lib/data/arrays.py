@@ -58,7 +58,7 @@ def arrays_at(
         mine = visit[(np.cumsum(dealt == n) - 1)[own[here]]]
         for into, part in zip(rows, _cut(source, mine, rows.inputs.shape[1]), strict=True):
             into[here] = part
-    batch = assemble(rows, plan, length=length_at(plan, step) if plan.mode != "pad" else rows.inputs.shape[1])
+    batch = assemble(rows, plan, length=_length(plan, step, rows.inputs.shape[1]))
     check_arrays(batch, sources[0].stream.vocab, max(int(source.stream.sizes.max()) for source in sources))
     return {**batch, "cursor": _tree(_moved(sources, plan, seed, visited, number))}
 
@@ -92,7 +92,7 @@ def positions_at(
             found[dealt == n] = (visit[:, None] + 1 + np.arange(width)) % source.stream.size
         else:
             found[dealt == n] = placed(source.rows, visit, width)
-    length = length_at(plan, step) if plan.mode != "pad" else width
+    length = _length(plan, step, width)
     return np.repeat(dealt, width // length), found.reshape(-1, length)
 
 
@@ -185,6 +185,11 @@ def _width(sources: Sequence[Source], visits: Sequence[_Ints], plan: Plan) -> in
     tables = [(source.rows, visit) for source, visit in zip(sources, visits, strict=True) if source.rows is not None]
     longest = max(int(targets_in(table, visit).max(initial=0)) for table, visit in tables)
     return next((bucket for bucket in plan.buckets if bucket >= longest), plan.length)
+
+
+def _length(plan: Plan, step: int, width: int) -> int:
+    """Give the length that rows of this width are cut to."""
+    return width if plan.mode == "pad" else length_at(plan, step)
 
 
 def _cut(source: Source, visits: _Ints, width: int) -> Rows:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lib.data.source import Planned, Stream
 from lib.errors import DataError
 
-__all__ = ["Rows", "empty", "planned", "streamed", "targets_in"]
+__all__ = ["Rows", "empty", "placed", "planned", "streamed", "targets_in"]
 
 _Ints = NDArray[np.int64]
 _Bools = NDArray[np.bool_]
@@ -88,22 +88,14 @@ def streamed(stream: Stream, begin: _Ints, length: int, *, wrap: bool) -> Rows:
 
 def targets_in(table: Planned, index: _Ints) -> _Ints:
     """Give how many targets these rows of a table hold; no id is read."""
-    _, count, row = _pieces(table, index)
-    total = np.zeros(len(index), dtype=np.int64)
-    np.add.at(total, row, count)
-    return total
+    return _laid(table, index).full
 
 
 def placed(table: Planned, index: _Ints, length: int) -> _Ints:
     """Give where in its stream each target of these rows stands [rows, length]; -1 = padding. No id is read."""
-    start, count, row = _pieces(table, index)
-    ends = np.cumsum(count)
-    before = ends - count
-    head = np.searchsorted(row, np.arange(len(index)))
-    column = before - (before[head] if len(head) else before)[row]
-    within = np.arange(int(count.sum()), dtype=np.int64) - np.repeat(before, count)
+    laid = _laid(table, index)
     found = np.full((len(index), length), -1, dtype=np.int64)
-    found.reshape(-1)[np.repeat(row * length + column, count) + within] = np.repeat(start, count) + within
+    found.reshape(-1)[laid.into(length)] = laid.each(laid.start)
     return found
 
 
@@ -119,44 +111,56 @@ def planned(stream: Stream, table: Planned, index: _Ints, length: int) -> Rows:
     Raises:
         DataError: a row holds more than `length`: the table is of another plan.
     """
-    rows = empty(len(index), length)
-    start, count, row = _pieces(table, index)
-    ends = np.cumsum(count)
-    before = ends - count
-    head = np.searchsorted(row, np.arange(len(index)))  # the first piece of each row
-    column = before - (before[head] if len(head) else before)[row]
-    full = targets_in(table, index)
-    if len(full) and int(full.max()) > length:
-        at = int(full.argmax())
-        raise DataError(
-            f"row {index[at]} of the row table: {full[at]} targets, must be at most {length}; build it anew"
-        )
-    pool, learnt, base = _pool(stream, start, count)
-    within = np.arange(int(count.sum()), dtype=np.int64) - np.repeat(before, count)
-    into = np.repeat(row * length + column, count) + within
-    take = np.repeat(base, count) + within
+    rows, laid = empty(len(index), length), _laid(table, index)
+    if len(laid.full) and int(laid.full.max()) > length:
+        at = int(laid.full.argmax())
+        got = f"row {index[at]} of the row table: {laid.full[at]} targets"
+        raise DataError(f"{got}, must be at most {length}; build it anew")
+    pool, learnt, base = _pool(stream, laid.start, laid.targets)
+    into, take = laid.into(length), laid.each(base)
     rows.inputs.reshape(-1)[into] = pool[take - 1]
     rows.targets.reshape(-1)[into] = pool[take]
     rows.used.reshape(-1)[into] = True
     rows.mask.reshape(-1)[into] = learnt[take]
     rows.sizes.reshape(-1)[into] = stream.sizes[pool[take]]
     if stream.shared:
-        first = stream.offsets[np.searchsorted(stream.offsets, start)] == start
-        rows.inputs[row[first], column[first]] = stream.eos
-    rows.opens[row, column] = True
-    short = np.flatnonzero(full < length)
-    rows.opens[short, full[short]] = True
+        first = stream.offsets[np.searchsorted(stream.offsets, laid.start)] == laid.start
+        rows.inputs[laid.row[first], laid.column[first]] = stream.eos
+    rows.opens[laid.row, laid.column] = True
+    short = np.flatnonzero(laid.full < length)
+    rows.opens[short, laid.full[short]] = True
     return rows
 
 
-def _pieces(table: Planned, index: _Ints) -> tuple[_Ints, _Ints, _Ints]:
-    """Give start, count and row (as a place in `index`) of all pieces of these rows."""
+class _Laid(NamedTuple):
+    """The pieces of some rows: where each begins in the stream, how many targets it has, in which row and column it stands."""
+
+    start: _Ints
+    targets: _Ints
+    row: _Ints
+    column: _Ints
+    full: _Ints  # targets of each row
+
+    def each(self, begin: _Ints) -> _Ints:
+        """Count on from where each piece begins, for each of its targets."""
+        before = np.cumsum(self.targets) - self.targets
+        return np.repeat(begin - before, self.targets) + np.arange(int(self.targets.sum()), dtype=np.int64)
+
+    def into(self, length: int) -> _Ints:
+        """Give the place of each target in rows of this length that are laid end to end."""
+        return self.each(self.row * length + self.column)
+
+
+def _laid(table: Planned, index: _Ints) -> _Laid:
     low, high = (np.asarray(table.rows[index + after], dtype=np.int64) for after in (0, 1))
     number = high - low
     row = np.repeat(np.arange(len(index), dtype=np.int64), number)
     nth = np.arange(len(row), dtype=np.int64) - np.repeat(np.cumsum(number) - number, number)
     pieces = np.asarray(table.pieces[low[row] + nth], dtype=np.int64).reshape(-1, 2)
-    return pieces[:, 0], pieces[:, 1], row
+    start, count = pieces[:, 0], pieces[:, 1]
+    full = np.bincount(row, weights=count, minlength=len(index)).astype(np.int64)
+    column = np.cumsum(count) - count - np.repeat(np.cumsum(full) - full, number)
+    return _Laid(start, count, row, column, full)
 
 
 def _pool(stream: Stream, start: _Ints, count: _Ints) -> tuple[_Ints, _Bools, _Ints]:
