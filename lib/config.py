@@ -359,14 +359,14 @@ class DataIdentity(_Checked, frozen=True):
     """Which tokens batch n is cut from: content, never paths or times.
 
     Attributes:
-        tokenizer: name and digest of the tokenizer.
+        tokenizer: name and digest of the tokenizer, and its marks.
         holdout: share of documents held out.
         heldout: digest of the files that are evaluated on instead; "" = there are none.
         sources: what each source is; none = batches come from elsewhere.
     """
 
     _at: ClassVar[str] = "data."
-    tokenizer: str = "bytes"
+    tokenizer: str = ""
     holdout: Share = 0.0
     heldout: str = ""
     sources: tuple[SourceIdentity, ...] = ()

@@ -10,16 +10,12 @@ from tensordict import TensorDict
 
 from lib.data.arrays import arrays_at
 from lib.data.heldout import heldout_arrays
-from lib.data.invariants import check_arrays
 from lib.data.plan import Plan
 from lib.data.rows import Cursor
 from lib.data.share import Share
 from lib.data.source import Source, Stream
 
-__all__ = ["SOURCE", "batch_at", "batch_of", "check_batch", "cursor_of", "cursor_tree", "heldout_batches"]
-
-# The one source of a run on a single corpus; a mixture has a sub-tree of the cursor for each of its sources.
-SOURCE = "text"
+__all__ = ["batch_at", "batch_of", "cursor_of", "cursor_tree", "heldout_batches"]
 
 _ALL = Share(0, 1)
 
@@ -59,9 +55,3 @@ def cursor_tree(cursor: Mapping[str, Cursor]) -> dict[str, dict[str, torch.Tenso
 def cursor_of(tree: TensorDict) -> dict[str, Cursor]:
     """Read a cursor from the sub-tree of a state or a batch."""
     return {str(name): Cursor(int(tree[name, "epoch"]), int(tree[name, "row"])) for name in tree.keys()}  # noqa: SIM118
-
-
-def check_batch(batch: TensorDict, vocab: int, widest: int = 1) -> None:
-    """Hold a batch in the memory of the CPU to its invariants; arguments and errors as for `check_arrays`."""
-    names = (str(name) for name in batch.keys() if name != "cursor")  # noqa: SIM118
-    check_arrays({name: batch[name].numpy() for name in names}, vocab, widest)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-__all__ = ["MODES", "Plan", "check_plan", "length_at", "rows_at", "rows_before"]
+from lib.config import Batch, changes
+
+__all__ = ["MODES", "Plan", "check_plan", "length_at", "plan_of", "rows_at", "rows_before"]
 
 MODES = ("concat", "pack", "pad")
 
@@ -43,6 +45,24 @@ class Plan(NamedTuple):
     shuffle: bool = True
 
 
+def plan_of(batch: Batch) -> Plan:
+    """Take the shape of the updates from a recipe's settings."""
+    buckets = batch.buckets
+    if buckets is None:
+        buckets = tuple(sorted({max(2, batch.length // 4), max(2, batch.length // 2), batch.length}))
+    return Plan(
+        rows=batch.rows,
+        length=batch.length,
+        micro=batch.micro,
+        mode=batch.mode,
+        buckets=buckets if batch.mode == "pad" else (),
+        rows_at=changes("batch.rows_at", batch.rows_at),
+        length_at=changes("batch.length_at", batch.length_at),
+        repeats=batch.repeats,
+        shuffle=batch.shuffle,
+    )
+
+
 def check_plan(plan: Plan) -> None:
     """Refuse a plan that no batch can be made by.
 
@@ -57,10 +77,10 @@ def check_plan(plan: Plan) -> None:
         raise ValueError(f"batch.mode={plan.mode!r} must be one of {', '.join(MODES)}")
     if plan.repeats is not None and plan.repeats < _LEAST_REPEATS:
         raise ValueError(f"batch.repeats={plan.repeats} must be >= {_LEAST_REPEATS}, or none to train on every row")
-    for name, changes in (("rows_at", plan.rows_at), ("length_at", plan.length_at)):
-        steps = [step for step, _ in changes]
+    for name, pairs in (("rows_at", plan.rows_at), ("length_at", plan.length_at)):
+        steps = [step for step, _ in pairs]
         if steps and (steps[0] < 0 or any(a >= b for a, b in pairwise(steps))):
-            raise ValueError(f"batch.{name}={list(changes)} must have rising steps >= 0")
+            raise ValueError(f"batch.{name}={list(pairs)} must have rising steps >= 0")
     for step, rows in plan.rows_at:
         if rows < 1 or rows % plan.micro:
             raise ValueError(

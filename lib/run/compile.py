@@ -14,6 +14,7 @@ from torch import Tensor
 from torch import _dynamo as dynamo
 
 from lib.config import Batch, Recipe
+from lib.data.plan import plan_of
 from lib.model.flops import train_flops_per_token
 from lib.step import Step
 from lib.tree import Tree, from_leaves, leaves, tensordict
@@ -39,8 +40,8 @@ def decide(recipe: Recipe, steps: int) -> bool:
 
 def _shapes(batch: Batch) -> int:
     """How many shapes batches may have, at most: each is compiled."""
-    lengths = 1 if batch.mode != "pad" else 3 if batch.buckets is None else len(batch.buckets)
-    return (len(batch.rows_at) + 1) * (len(batch.length_at) + 1) * lengths
+    plan = plan_of(batch)
+    return (len(plan.rows_at) + 1) * (len(plan.length_at) + 1) * max(1, len(plan.buckets))
 
 
 def faster(step: Step, *, compile: bool, donate: bool = True) -> Step:  # noqa: A002 (the name of the setting)

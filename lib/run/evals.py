@@ -9,12 +9,13 @@ from typing import Any, Literal
 from tensordict import TensorDict
 
 from lib.data.batch import heldout_batches
+from lib.data.plan import plan_of
 from lib.errors import DataError
 from lib.metrics import as_row, merge
 from lib.run.launch import Launch
 from lib.run.newest import newest_state
 from lib.run.progress import Progress
-from lib.run.reading import check_same, check_tokenizer, find_text, open_text, plan_of
+from lib.run.reading import check_same, find_text, open_text
 from lib.run.signals import Signals
 from lib.step import eval_step
 
@@ -41,12 +42,11 @@ def eval_verb(told: Launch, voice: Progress, signals: Signals) -> int:
         found = find_text(config, voice)
         check_same(found, recipe.data, Path(config.run.dir) / "data.json", config)
         text = open_text(found, config, recipe, voice)
-        check_tokenizer(text.coder, recipe.data, config)
         if not text.heldout:
             raise DataError(
                 f"run.dir={config.run.dir}: data.holdout=0 must be above 0 to evaluate; train a run with some"
             )
-        batches = heldout_batches(list(text.heldout.values()), plan_of(recipe), config.eval.rows)
+        batches = heldout_batches(list(text.heldout.values()), plan_of(recipe.batch), config.eval.rows)
         row = evaluate(state, batches, weights=config.eval.weights)
         if row is not None:
             voice.heldout(row)

@@ -9,12 +9,13 @@ from pathlib import Path
 from lib.config import Config, Data, Source, sources_of
 from lib.data.chat import TEMPLATES, Template, template_of
 from lib.settings import parse_text
+from lib.store.coders import Coder, open_coder
 from lib.store.corpus import Entry
 from lib.store.formats import kind_of
 from lib.store.making import Making
 from lib.store.record import Reading
 
-__all__ = ["check_effect", "making_of", "reading_words"]
+__all__ = ["check_effect", "coder_of", "making_of", "reading_words"]
 
 _RECORDS = frozenset({"jsonl", "parquet", "arrow"})
 # What a setting is by default, and the formats that are read by it.
@@ -80,6 +81,11 @@ def check_effect(data: Data, found: Mapping[str, Sequence[Entry]]) -> None:
 
 def _no_effect(where: str, value: str, read_by: frozenset[str]) -> str:
     return f"{where}={value} must have a file that it is for ({', '.join(sorted(read_by))}), there is none; drop it"
+
+
+def coder_of(data: Data) -> Coder:
+    """Open the tokenizer that all sources share."""
+    return open_coder(data.tokenizer, eos=data.eos_token, bos=data.bos_token, closed=data.add_eos)
 
 
 def reading_words(config: Config) -> dict[str, str]:

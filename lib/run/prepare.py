@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from lib.config import DataIdentity, holdout_of, recipe_of, run_steps
+from lib.config import run_steps
 from lib.data.mix import passes
-from lib.data.plan import rows_before
+from lib.data.plan import plan_of, rows_before
 from lib.data.source import Source, extent
 from lib.run.launch import Launch
 from lib.run.progress import Progress
-from lib.run.reading import Text, find_text, open_text, plan_of
+from lib.run.reading import Text, find_text, open_text
 from lib.run.signals import Signals
 from lib.store.faults import NOTES
 from lib.store.tokens import TokenStore
@@ -26,11 +26,10 @@ def prepare_verb(told: Launch, voice: Progress, signals: Signals) -> int:
     with signals.at_once():
         config = told.config
         found = find_text(config, voice)
-        recipe = recipe_of(config, DataIdentity(holdout=holdout_of(config.data)))
-        text = open_text(found, config, recipe, voice, how=config.data.holdout_by)
+        text = open_text(found, config, None, voice)
         for name, store in text.stores.items():
             voice.say(_described(name, store))
-        plan = plan_of(recipe)
+        plan = plan_of(config.batch)
         rows = rows_before(plan, run_steps(config))
         read = passes(text.sources, plan, rows, config.run.seed)
         for source in text.sources:

@@ -11,20 +11,20 @@ from typing import NamedTuple
 
 import msgspec
 
-from lib.config import HELDOUT, Config, Data, DataIdentity, Recipe, SourceIdentity, changes, sources_of
+from lib.config import HELDOUT, Config, Data, DataIdentity, Recipe, SourceIdentity, holdout_of, recipe_of, sources_of
 from lib.config import Source as Described
-from lib.data.plan import Plan
+from lib.data.plan import Plan, plan_of
 from lib.data.source import Source, Stream, check_sources
 from lib.errors import DataError
-from lib.run.making import check_effect, making_of, reading_words
+from lib.run.making import check_effect, coder_of, making_of, reading_words
 from lib.run.pool import spread
 from lib.run.progress import Progress
-from lib.store.coders import Coder, open_coder
+from lib.store.coders import Coder
 from lib.store.corpus import Corpus, Entry, differences, scan
 from lib.store.plans import row_table
 from lib.store.tokens import Split, TokenStore, prepare, summary
 
-__all__ = ["Found", "Text", "check_same", "check_tokenizer", "data_text", "find_text", "open_text", "plan_of"]
+__all__ = ["Found", "Text", "check_same", "check_tokenizer", "data_text", "find_text", "open_text"]
 
 _NAMED = 8  # files in one error line
 _PACE_S = 5.0
@@ -91,25 +91,28 @@ def check_same(found: Found, recorded: DataIdentity, names: Path, config: Config
         )
 
 
-def open_text(found: Found, config: Config, recipe: Recipe, voice: Progress, *, how: str | None = None) -> Text:
+def open_text(found: Found, config: Config, recipe: Recipe | None, voice: Progress) -> Text:
     """Open all sources as ids, building their token stores the first time.
 
     Args:
         found: the files found.
         config: how they are read.
-        recipe: for the share held out and the rows.
+        recipe: of the run that goes on, whose rows and held-out text stay as they are; none = a run begins.
         voice: told what is built.
-        how: how to hold out, when the recipe is not to say: in a new run.
 
     Raises:
         ValueError: the tokenizer, a template or a weight is none.
-        DataError: a record is bad, a source is shorter than one row, or a store cannot be written.
+        DataError: the run was trained with another tokenizer, a record is bad, a source is shorter than one row, or a
+            store cannot be written.
     """
-    data, stores = config.data, dict[str, TokenStore]()
+    data, stores, coder = config.data, dict[str, TokenStore](), coder_of(config.data)
+    if recipe is not None:
+        check_tokenizer(coder, recipe.data, config)
+    recipe = recipe or recipe_of(config, DataIdentity(holdout=holdout_of(data)))
     words, known = reading_words(config), {source.name: source.holdout_by for source in recipe.data.sources}
     for name, corpus in found.items():
         making = making_of(data, sources_of(data)[name] if name != HELDOUT else _shared(data))
-        split = Split(0.0 if name == HELDOUT else recipe.data.holdout, how or known.get(name) or "auto")
+        split = Split(0.0 if name == HELDOUT else recipe.data.holdout, known.get(name) or data.holdout_by)
         stores[name] = prepare(
             corpus,
             making,
@@ -126,11 +129,11 @@ def open_text(found: Found, config: Config, recipe: Recipe, voice: Progress, *, 
         for name, store in trained.items():
             if both := stores[HELDOUT].train.among(store.train):
                 voice.say(f"data.heldout: {both} of its documents are also trained on, in {_titled(name, data)}")
-    shape = plan_of(recipe)
+    shape = plan_of(recipe.batch)
     sources = tuple(_source(name, store, config, shape) for name, store in trained.items())
     check_sources(sources, shape)
     identity = DataIdentity(
-        tokenizer=next(iter(trained.values())).tokenizer.name,
+        tokenizer=coder.identity,
         holdout=recipe.data.holdout,
         heldout=found[HELDOUT].identity if HELDOUT in found else "",
         sources=tuple(
@@ -145,32 +148,7 @@ def open_text(found: Found, config: Config, recipe: Recipe, voice: Progress, *, 
             for name, store in trained.items()
         ),
     )
-    return Text(
-        sources,
-        _heldout(stores),
-        identity,
-        open_coder(data.tokenizer, eos=data.eos_token, bos=data.bos_token, closed=data.add_eos),
-        stores,
-    )
-
-
-def plan_of(recipe: Recipe) -> Plan:
-    """The rows of the updates, as the recipe has them."""
-    batch = recipe.batch
-    buckets = batch.buckets
-    if buckets is None:
-        buckets = tuple(sorted({max(2, batch.length // 4), max(2, batch.length // 2), batch.length}))
-    return Plan(
-        rows=batch.rows,
-        length=batch.length,
-        micro=batch.micro,
-        mode=batch.mode,
-        buckets=buckets if batch.mode == "pad" else (),
-        rows_at=changes("batch.rows_at", batch.rows_at),
-        length_at=changes("batch.length_at", batch.length_at),
-        repeats=batch.repeats,
-        shuffle=batch.shuffle,
-    )
+    return Text(sources, _heldout(stores), identity, coder, stores)
 
 
 def data_text(found: Found, config: Config, text: Text) -> str:
@@ -210,16 +188,16 @@ def _check_apart(found: Found) -> None:
             )
 
 
-def check_tokenizer(text: Coder, recorded: DataIdentity, config: Config) -> None:
-    """Hold a tokenizer against the run's.
+def check_tokenizer(coder: Coder, recorded: DataIdentity, config: Config) -> None:
+    """Hold a tokenizer and its marks against the run's.
 
     Raises:
         DataError: it is another.
     """
-    if text.tokenizer.name != recorded.tokenizer:
+    if coder.identity != recorded.tokenizer:
         raise DataError(
-            f"run.dir={config.run.dir}: data.tokenizer is {text.tokenizer.name}, must be {recorded.tokenizer}, "
-            f"which this run was trained with; restore its file, or set another run.dir for a new run"
+            f"run.dir={config.run.dir}: data.tokenizer is {coder.identity}, must be {recorded.tokenizer}, "
+            f"which this run was trained with; restore its file and marks, or set another run.dir for a new run"
         )
 
 

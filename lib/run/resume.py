@@ -123,9 +123,9 @@ def _asked(old: Recipe, launch: Launch) -> Recipe:
 
 
 def _asked_tokenizer(was: str, asked: str) -> str:
-    """As far as its name tells; a file's content is known when it has been read."""
+    """As far as its name tells; a file's content and its marks are known when it has been read."""
     if asked == "bytes" or asked.startswith("ids:"):
-        return asked
+        return was if was.startswith(f"{asked},") else asked
     name = asked if asked.startswith("tiktoken:") else PurePath(asked).name
     return was if was.startswith(f"{name}:") else name
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from lib.config import DataIdentity, holdout_of, recipe_of
 from lib.data.arrays import arrays_at, positions_at
 from lib.data.batch import cursor_of
+from lib.data.plan import plan_of
 from lib.data.rows import Cursor
 from lib.data.source import Source
 from lib.run.launch import Launch
 from lib.run.newest import newest_state
 from lib.run.progress import Progress
-from lib.run.reading import check_same, check_tokenizer, find_text, open_text, plan_of
+from lib.run.reading import check_same, find_text, open_text
 from lib.store.coders import Coder
 from lib.store.folder import newest
 from lib.store.stream import Stream
@@ -33,21 +33,17 @@ def shown_rows(told: Launch, voice: Progress) -> str:
         DataError: there is no text, or other than the run's.
         CheckpointError: the newest checkpoint is damaged.
     """
-    config, step, cursor, seed = told.config, 0, None, told.config.run.seed
-    recipe = recipe_of(config, DataIdentity(holdout=holdout_of(config.data)))
-    how: str | None = config.data.holdout_by
+    config, recipe, step, cursor, seed = told.config, None, 0, None, told.config.run.seed
     found = find_text(config, voice)
     if newest(Path(config.run.dir) / "checkpoints") is not None:
         state = newest_state(config, voice)
-        recipe, how = state["recipe"], None
-        step, cursor, seed = int(state["step"]), cursor_of(state["cursor"]), int(state["key"])
+        recipe, step, cursor, seed = state["recipe"], int(state["step"]), cursor_of(state["cursor"]), int(state["key"])
         check_same(found, recipe.data, Path(config.run.dir) / "data.json", config)
-    text = open_text(found, config, recipe, voice, how=how)
-    if how is None:
-        check_tokenizer(text.coder, recipe.data, config)
+    text = open_text(found, config, recipe, voice)
+    plan = plan_of(config.batch if recipe is None else recipe.batch)
     begin = cursor or {source.name: Cursor(0, 0) for source in text.sources}
-    batch = arrays_at(text.sources, plan_of(recipe), seed, begin, step)
-    source, places = positions_at(text.sources, plan_of(recipe), seed, begin, step)
+    batch = arrays_at(text.sources, plan, seed, begin, step)
+    source, places = positions_at(text.sources, plan, seed, begin, step)
     flat = {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in ("inputs", "targets", "segments", "mask")}
     rows = len(flat["inputs"])
     legend = "{...} a special token, [[...]] not trained on"

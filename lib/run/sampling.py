@@ -11,11 +11,12 @@ from lib.config import Sample
 from lib.model.sample import sample
 from lib.run.evals import weights_of
 from lib.run.launch import Launch
+from lib.run.making import coder_of
 from lib.run.newest import newest_state
 from lib.run.progress import Progress
 from lib.run.reading import check_tokenizer
 from lib.run.signals import Signals
-from lib.store.coders import Coder, open_coder
+from lib.store.coders import Coder
 from lib.tree import plain
 
 __all__ = ["sample_verb", "written"]
@@ -31,8 +32,7 @@ def sample_verb(told: Launch, voice: Progress, signals: Signals) -> int:
     """
     with signals.at_once():
         state = newest_state(told.config, voice)
-        data = told.config.data
-        coder = open_coder(data.tokenizer, eos=data.eos_token, bos=data.bos_token, closed=data.add_eos)
+        coder = coder_of(told.config.data)
         check_tokenizer(coder, state["recipe"].data, told.config)
         voice.say(written(state, told.config.sample, told.config.eval.weights, coder))
     return 0

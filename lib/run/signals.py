@@ -12,11 +12,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import NamedTuple
 
-__all__ = ["AGAIN", "INTERRUPTED", "NO_SIGNALS", "Interrupted", "Signals", "watched"]
+__all__ = ["AGAIN", "INTERRUPTED", "Interrupted", "Signals", "watched"]
 
 AGAIN = "interrupted: nothing is lost, run the same command again to go on"
 INTERRUPTED = 75  # exit code: everything is saved, run it again to go on (EX_TEMPFAIL of sysexits.h)
@@ -32,9 +32,6 @@ class Signals(NamedTuple):
 
     asked: Callable[[], bool]  # has one arrived
     at_once: Callable[[], AbstractContextManager[None]]  # within it, one ends the process
-
-
-NO_SIGNALS = Signals(asked=lambda: False, at_once=nullcontext)
 
 
 @contextmanager

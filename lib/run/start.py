@@ -14,10 +14,10 @@ import msgspec
 import torch
 from tensordict import TensorDict
 
-from lib.config import Config, DataIdentity, Recipe, holdout_of, recipe_of, run_steps, sources_of
+from lib.config import Config, DataIdentity, Recipe, recipe_of, run_steps, sources_of
 from lib.data.batch import cursor_tree
 from lib.data.mix import check_repeats
-from lib.data.plan import rows_before
+from lib.data.plan import plan_of, rows_before
 from lib.data.rows import Cursor
 from lib.errors import CheckpointError
 from lib.run.compile import decide
@@ -27,7 +27,7 @@ from lib.run.lines import evaluated, read_lines
 from lib.run.newest import newest_checkpoint
 from lib.run.plot import drawable
 from lib.run.progress import Progress
-from lib.run.reading import Text, check_same, check_tokenizer, data_text, find_text, open_text, plan_of
+from lib.run.reading import Text, check_same, data_text, find_text, open_text
 from lib.run.resume import Resumed, as_info, compare, recorded_in, with_changes
 from lib.state import init_state
 from lib.store import load
@@ -80,8 +80,7 @@ def fresh(told: Launch, voice: Progress) -> Start:
         )
     voice.say(f"{run}: a new run")
     found = find_text(config, voice)
-    asked = recipe_of(config, DataIdentity(holdout=holdout_of(config.data)))
-    text = open_text(found, config, asked, voice, how=config.data.holdout_by)
+    text = open_text(found, config, None, voice)
     config = _with_vocab(told, text)
     recipe = recipe_of(config, text.identity)
     _check_repeats(config, recipe, text)
@@ -116,7 +115,6 @@ def resumed(told: Launch, voice: Progress) -> Start:
     found = find_text(config, voice)
     check_same(found, going.recipe.data, run / "data.json", config)
     text = open_text(found, config, going.recipe, voice)
-    check_tokenizer(text.coder, going.recipe.data, config)
     _check_repeats(config, going.recipe, text)
     threads = going.threads or config.run.threads or torch.get_num_threads()
     compiled = config.compile == "on" if going.compiled is None else going.compiled
@@ -197,5 +195,5 @@ def _with_vocab(told: Launch, text: Text) -> Config:
 def _check_repeats(config: Config, recipe: Recipe, text: Text) -> None:
     """Hold the whole run against the passes that sources allow, before its first step."""
     limits = {name: source.repeat for name, source in sources_of(config.data).items()}
-    plan = plan_of(recipe)
+    plan = plan_of(recipe.batch)
     check_repeats(text.sources, plan, limits, rows=rows_before(plan, run_steps(config)), seed=config.run.seed)

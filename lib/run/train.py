@@ -20,6 +20,7 @@ from tensordict import TensorDict
 from lib.config import run_steps
 from lib.data.arrays import arrays_after
 from lib.data.batch import batch_of, cursor_of, heldout_batches
+from lib.data.plan import plan_of
 from lib.data.share import Share
 from lib.metrics import UNITS
 from lib.run.compile import faster
@@ -32,7 +33,6 @@ from lib.run.loop import Acts, End, Plan, due, loop
 from lib.run.meter import METER_UNITS, meter
 from lib.run.plot import NO_MATPLOTLIB, drawable, drawn, plot
 from lib.run.progress import Progress, duration
-from lib.run.reading import plan_of
 from lib.run.sampling import written
 from lib.run.signals import INTERRUPTED, Interrupted, Signals
 from lib.run.start import Start, again, ended, fresh, resumed
@@ -116,7 +116,7 @@ def _train(start: Start, run: Path, voice: Progress, signals: Signals) -> End:
     first, plan, metrics, data = int(step), _plan(start), run / "metrics.jsonl", start.config.data
     voice.say(_about(start, plan))
     # A function of the arguments it is given here, in whatever process it runs.
-    where = (start.text.sources, plan_of(start.recipe), int(seed), cursor_of(cursor), first, Share())
+    where = (start.text.sources, plan_of(start.recipe.batch), int(seed), cursor_of(cursor), first, Share())
     make, device = partial(arrays_after, *where), step.device
 
     def there(made: Mapping[str, Any]) -> TensorDict:
@@ -162,7 +162,7 @@ def _acts(start: Start, run: Path, lines: FileIO, voice: Progress, signals: Sign
     def measure(state: TensorDict) -> None:
         if not heldout:
             return
-        batches = heldout_batches(heldout, plan_of(start.recipe), config.eval.rows)
+        batches = heldout_batches(heldout, plan_of(start.recipe.batch), config.eval.rows)
         row = evaluate(state, batches, weights=config.eval.weights, asked=signals.asked)
         if row is not None:
             append(lines, row)

@@ -2,8 +2,8 @@
 
 What every coder keeps to: it adds no mark of its own (whoever lays documents end to end does that, once); text that
 spells a special token stays text; bytes that it cannot take are an error with their offset, never dropped; what a
-library throws is an error of one line; and its name holds a digest of the file it comes from, so that two tokenizers
-never share ids.
+library throws is an error of one line; and its identity holds a digest of the file it comes from and of its special
+tokens, so that two tokenizers never share ids.
 
 A coder is functions closed over a library's object: it is not sent to another process but opened there again, from
 the same words.
@@ -12,6 +12,7 @@ the same words.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -52,8 +53,7 @@ class Coder(NamedTuple):
             document is not UTF-8 and the tokenizer wants text, and TextError where it is text that the library refuses.
         decode: ids to bytes; marks give nothing. Raises ValueError for a number that is no id, and DataError with what
             the library says of ids that it refuses.
-        marks: special tokens by their spelling.
-        special: the id of exactly this special token, or none. No text becomes one by itself; templates ask for them.
+        marks: special tokens by their spelling. No text becomes one by itself; templates ask for them.
     """
 
     tokenizer: Tokenizer
@@ -61,7 +61,14 @@ class Coder(NamedTuple):
     encode: Callable[[Sequence[bytes]], list[NDArray[np.integer]]]
     decode: Callable[[Any], bytes]
     marks: Mapping[str, int]
-    special: Callable[[str], int | None]
+
+    @property
+    def identity(self) -> str:
+        """All that ids depend on, in one line, for a recipe to keep."""
+        name, vocab, eos, bos = self.tokenizer
+        ends = f"end {'none' if eos == NO_MARK else eos}, begin {'none' if bos is None else bos}"
+        spelled = blake2b(repr(sorted(self.marks.items())).encode(), digest_size=8).hexdigest()
+        return f"{name}, {vocab} ids, {ends}" + (f", special tokens {spelled}" if self.marks else "")
 
 
 def open_coder(spec: str, *, eos: str | None = None, bos: str | None = None, closed: bool = True) -> Coder:
@@ -82,7 +89,7 @@ def open_coder(spec: str, *, eos: str | None = None, bos: str | None = None, clo
     """
     if spec == "bytes":
         _refuse_marks(spec, eos, bos)
-        return Coder(plain.BYTES, plain.SIZES, _encode_bytes, plain.decode, {}, lambda _text: None)
+        return Coder(plain.BYTES, plain.SIZES, _encode_bytes, plain.decode, {})
     if spec.startswith("ids:"):
         _refuse_marks(spec, eos, bos)
         return _ids_only(spec)
@@ -146,7 +153,7 @@ def _ids_only(spec: str) -> Coder:
         return " ".join(str(one) for one in shown.tolist() if one != eos).encode()
 
     tokenizer = Tokenizer(name=spec, vocab=vocab, eos=eos)
-    return Coder(tokenizer, np.zeros(vocab, dtype=np.uint16), encode, decode, {}, lambda _text: None)
+    return Coder(tokenizer, np.zeros(vocab, dtype=np.uint16), encode, decode, {})
 
 
 def _model(spec: str, eos: str | None, bos: str | None) -> Model:
@@ -200,7 +207,7 @@ def _coder(spec: str, model: Model, eos: str | None, bos: str | None, closed: bo
             raise DataError(f"{spec}: cannot decode ids ({flat(error)}); restore the file") from None
 
     sizes = np.array([min(len(text), 0xFFFF) for text in model.table], dtype=np.uint16)
-    return Coder(tokenizer, sizes, encode, decode, model.marks, model.marks.get)
+    return Coder(tokenizer, sizes, encode, decode, model.marks)
 
 
 def _unclosed(spec: str, model: Model) -> str:

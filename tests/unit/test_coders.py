@@ -119,7 +119,7 @@ def test_bytes_need_no_file() -> None:
     assert coder.sizes.tolist() == SIZES.tolist()
     assert [ids.tolist() for ids in coder.encode([b"a", b"", b"\xff"])] == [[101], [], [259]]
     assert coder.decode([1, 101, 2]) == b"a"
-    assert coder.special("<|endoftext|>") is None
+    assert coder.marks == {}
 
 
 def test_ready_made_ids_are_shown_as_numbers_and_take_no_text() -> None:
@@ -210,15 +210,21 @@ def test_text_that_spells_a_special_token_is_encoded_as_if_there_were_no_such_to
     coder = open_coder(byte_level(tmp_path, marks=("</s>", "the cat")))
     (ids,) = coder.encode([b"the cat"])
     assert ids.tolist() == [one for part in coder.encode([b"the", b" cat"]) for one in part.tolist()]
-    assert coder.special("the cat") == 1
+    assert coder.marks == {"</s>": 0, "the cat": 1}
 
 
-@pytest.mark.parametrize("name", ["byte_level", "unigram", "words", "ranks", "pieced"])
-def test_a_template_gets_the_special_token_it_asks_for(every: dict[str, Coder], name: str) -> None:
+@pytest.mark.parametrize(("name", "special"), [
+    ("byte_level", {EOT: 0}),
+    ("unigram", {"<unk>": 0, "<s>": 1, "</s>": 2}),
+    ("words", {"[UNK]": 0, "[EOS]": 1}),
+    ("ranks", {EOT: 262}),
+    ("pieced", {"<s>": 1, "</s>": 2}),
+])  # fmt: skip
+def test_a_template_gets_the_special_token_it_asks_for(
+    every: dict[str, Coder], name: str, special: dict[str, int]
+) -> None:
     coder = every[name]
-    for text, number in coder.marks.items():
-        assert coder.special(text) == number
-    assert coder.special("the") is None
+    assert coder.marks == special
 
 
 @pytest.mark.parametrize("name", ["byte_level", "unigram", "ranks", "pieced"])
@@ -236,6 +242,20 @@ def test_the_name_holds_the_files_name_and_a_digest_of_its_content(folder: Path)
     assert open_coder(str(path)).tokenizer == (f"named.json:{digest}", 293, 0, None)
     path.write_text(path.read_text() + "\n")
     assert open_coder(str(path)).tokenizer.name != f"named.json:{digest}"
+
+
+def test_whatever_ids_depend_on_is_in_the_identity(folder: Path, tmp_path: Path) -> None:
+    assert open_coder("bytes").identity == "bytes, 260 ids, end 2, begin 1"
+    assert open_coder("ids:60:2").identity == "ids:60:2, 60 ids, end 2, begin none"
+    path, other = ranks(folder), byte_level(tmp_path, marks=("<s>", "</s>", EOT, "<go>"))
+    coders_ = [
+        open_coder(path),
+        open_coder(path, eos="<end>"),  # the same number, but templates that spell it mean another
+        open_coder(path, eos="<end>", bos="<go>"),
+        *(open_coder(other, eos=eos, bos=bos) for eos in ("</s>", EOT) for bos in (None, "<go>")),
+    ]
+    assert len({coder.identity for coder in coders_}) == 7
+    assert open_coder(other, eos=EOT, bos="<s>").identity == open_coder(other, eos=EOT).identity
 
 
 def test_ranks_get_their_marks_behind_the_last_rank(folder: Path) -> None:

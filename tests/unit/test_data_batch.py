@@ -11,7 +11,8 @@ import torch
 from tensordict import TensorDict
 
 from lib.data.arrays import arrays_at
-from lib.data.batch import SOURCE, batch_at, batch_of, check_batch, cursor_of, cursor_tree, heldout_batches
+from lib.data.batch import batch_at, batch_of, cursor_of, cursor_tree, heldout_batches
+from lib.data.invariants import check_arrays
 from lib.data.plan import Plan
 from lib.data.rows import Cursor
 from lib.data.source import Source
@@ -21,7 +22,7 @@ THREE = laid([b"abc", b"de", b"fghij"])
 
 
 def made(stream: Laid, plan: Plan, seed: int = 0, cursor: Cursor | None = None) -> TensorDict:
-    return batch_at([Source(SOURCE, stream)], plan, seed, {SOURCE: cursor or Cursor(0, 0)}, 0)
+    return batch_at([Source("text", stream)], plan, seed, {"text": cursor or Cursor(0, 0)}, 0)
 
 
 def rows(batch: TensorDict, name: str) -> list[list[Any]]:
@@ -127,13 +128,13 @@ def test_a_batch_has_the_memory_of_its_arrays() -> None:
     assert cursor_of(batch["cursor"]) == {"code": Cursor(**arrays["cursor"]["code"])}
 
 
-def broken(name: str, value: Any, at: tuple[int, ...] = ()) -> TensorDict:
+def broken(name: str, value: Any, at: tuple[int, ...] = ()) -> dict[str, np.ndarray]:
     batch = made(THREE, Plan(2, 4), 0, Cursor(1, 0)).clone()
     if at:
         batch[name][at] = value
     else:
         batch[name] = value
-    return batch
+    return {part: array.numpy() for part, array in batch.items() if part != "cursor"}
 
 
 @pytest.mark.parametrize(("batch", "message"), [
@@ -151,12 +152,12 @@ def broken(name: str, value: Any, at: tuple[int, ...] = ()) -> TensorDict:
     (broken("inputs", torch.zeros(2, 4, dtype=torch.int64)),
      "batch.inputs=(2, 4) must have three axes: micro-batches, rows, positions"),
 ])  # fmt: skip
-def test_a_batch_that_breaks_an_invariant_is_named_with_its_place(batch: TensorDict, message: str) -> None:
+def test_a_batch_that_breaks_an_invariant_is_named_with_its_place(batch: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        check_batch(batch, 260)
+        check_arrays(batch, 260)
 
 
 def test_ids_that_stand_for_several_bytes_are_allowed_for() -> None:
-    check_batch(broken("bytes", 12, (0, 1)), 260, widest=3)
+    check_arrays(broken("bytes", 12, (0, 1)), 260, widest=3)
     with pytest.raises(ValueError, match=r"^batch\.bytes\[0, 1\]=13 must be between 0 and 3 times the valid targets$"):
-        check_batch(broken("bytes", 13, (0, 1)), 260, widest=3)
+        check_arrays(broken("bytes", 13, (0, 1)), 260, widest=3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 import torch
@@ -12,6 +14,7 @@ from lib.run.launch import Launch
 from lib.run.meter import meter
 from lib.run.resume import Recorded, Resumed, as_info, compare, recorded_in, with_changes
 from lib.state import init_state
+from lib.store.coders import open_coder
 from lib.tree import leaves, tensordict
 
 HERE = Recorded(2, False, torch.__version__, "cpu")
@@ -19,7 +22,8 @@ RUN = load_config(
     *("steps=100", "run.threads=2", "compile=off", "model.depth=4", "batch.length=256", "optim.beta2=0.95"),
     *("schedule.warmup=50", "schedule.shape=cosine", "precision.compute=fp32", "data.holdout=0.01"),
 )
-OLD = recipe_of(RUN, DataIdentity(holdout=0.01, sources=(SourceIdentity(digest="d", holdout_by="tail", tokens=9),)))
+SOURCES = (SourceIdentity(digest="d", holdout_by="tail", tokens=9),)
+OLD = recipe_of(RUN, DataIdentity(tokenizer=open_coder("bytes").identity, holdout=0.01, sources=SOURCES))
 BITS = "; from here on the bits may differ from those of an unbroken run"
 
 
@@ -86,6 +90,28 @@ FIXED = {
     "data.holdout_by=document": "data.holdout_by: run has tail, asked for document",
     "run.seed=1": "run.seed: run has 0, asked for 1",
 }
+
+
+@pytest.mark.parametrize(("kept", "word", "asked"), [
+    ("bytes, 260 ids, end 2, begin 1", "bytes", None),
+    ("bytes, 260 ids, end 2, begin 1", "ids:260:2", "ids:260:2"),
+    ("ids:60:2, 60 ids, end 2, begin none", "ids:60:2", None),
+    ("ids:60:2, 60 ids, end 2, begin none", "ids:60:20", "ids:60:20"),
+    ("ids:60:20, 60 ids, end 20, begin none", "ids:60:2", "ids:60:2"),
+    ("own.json:ab12, 300 ids, end 0, begin none, special tokens 9f", "moved/own.json", None),
+    ("own.json:ab12, 300 ids, end 0, begin none, special tokens 9f", "other.json", "other.json"),
+    ("tiktoken:gpt2:ab12, 50257 ids, end 50256, begin none, special tokens 9f", "tiktoken:gpt2", None),
+    ("tiktoken:gpt2:ab12, 50257 ids, end 50256, begin none, special tokens 9f", "bytes", "bytes"),
+])  # fmt: skip
+def test_a_tokenizer_is_told_from_another_by_name_before_it_is_opened(kept: str, word: str, asked: str | None) -> None:
+    old = msgspec.structs.replace(OLD, data=msgspec.structs.replace(OLD.data, tokenizer=kept))
+    config = load_config(msgspec.to_builtins(RUN), f"data.tokenizer={word}")
+    launch = Launch("train", config, frozenset({"data.tokenizer"}))
+    if asked is None:
+        assert compare(old, 0, launch, HERE, "cpu").recipe == old
+        return
+    with pytest.raises(ValueError, match=re.escape(f"; data.tokenizer: run has {kept}, asked for {asked}; these must")):
+        compare(old, 0, launch, HERE, "cpu")
 
 
 @pytest.mark.parametrize("word", FIXED)

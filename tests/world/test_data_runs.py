@@ -299,6 +299,21 @@ def test_another_tokenizer_under_the_same_name_is_refused(tmp_path: Path, folder
     assert ", asked for bytes; " in line
 
 
+def test_other_marks_of_the_same_tokenizer_are_refused(tmp_path: Path, folder: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    tiny_tokenizer(path, 300, marks=("<s>", "</s>", "<|im_end|>"))
+    words = (f"data.path={folder}", f"data.tokenizer={path}", "data.holdout=0.1", "data.add_bos=true")
+    ended = train(tmp_path, *words, "stop=2")
+    assert ended.code == 0, ended
+    for mark in ("data.eos_token=<|im_end|>", "data.bos_token=<|im_end|>"):
+        for verb in (("steps=20",), ("eval",), ("inspect", "inspect.rows=1")):
+            line = failed(run_here(*verb, f"run.dir={tmp_path / 'run'}", mark), 3)
+            assert "ids, end 1, begin 0, special tokens" in line
+            assert line.endswith("restore its file and marks, or set another run.dir for a new run")
+    ended = run_here(f"run.dir={tmp_path / 'run'}", "data.eos_token=</s>", "data.bos_token=<s>", "steps=3")
+    assert ended.code == 0, ended
+
+
 def test_a_tokenizer_without_an_end_mark_serves_where_none_is_asked_for(tmp_path: Path, folder: Path) -> None:
     path = tmp_path / "plain.json"
     tiny_tokenizer(path, 300, marks=())
