@@ -577,16 +577,111 @@ def sources_of(data: Data) -> dict[str, Source]:
 
 
 class Checkpoint(_Checked, frozen=True):
-    """When checkpoints are written.
+    """When checkpoints are written, where, and which of them stay.
 
     Attributes:
+        dir: folder of the checkpoints, or a URL such as s3://bucket/run; none = checkpoints/ in run.dir.
         every: updates between checkpoints; the first and the last state are always saved.
-        keep: newest checkpoints kept; none = all.
+        at: updates after which a checkpoint is written too, which then always stays.
+        temporary: updates between temporary checkpoints, of which only the newest stays, until another one follows;
+            none = no such ones.
+        keep: newest checkpoints kept; none = all. A checkpoint goes only when none of these rules keeps it.
+        keep_every: checkpoints of updates that are a multiple of this stay; none = no such rule.
+        keep_every_s: of each stretch of so many seconds the first checkpoint stays; none = no such rule.
+        keep_best: so many checkpoints with the lowest best_by stay; none = no such rule.
+        best_by: a field of held-out lines in metrics.jsonl, lower is better.
+        async: write in the background from a copy of the state, while training goes on.
+        busy: what a save does while the one before is still being written: "wait" for it, or "skip" this one; the last
+            one of a launch always waits.
+        on_error: what a save that fails does: "stop" the run, or "go_on" and say so; the last one of a launch always
+            stops it.
     """
 
     _at: ClassVar[str] = "checkpoint."
+    dir: str | None = None
     every: Count = 100
+    at: tuple[int, ...] = ()
+    temporary: Count | None = None
     keep: Count | None = 3
+    keep_every: Count | None = None
+    keep_every_s: Positive | None = None
+    keep_best: Count | None = None
+    best_by: str = "eval/loss_nats"
+    # `async` is a word of Python's own, so the field cannot be written as others are.
+    __annotations__["async"] = "bool"
+    locals()["async"] = True
+    busy: Literal["wait", "skip"] = "wait"
+    on_error: Literal["stop", "go_on"] = "stop"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dir is not None and not self.dir.strip():
+            raise ValueError("checkpoint.dir='' must name a folder or be none; drop it")
+        for step in self.at:
+            if step < 0:
+                raise ValueError(f"checkpoint.at={step} must be at least 0; drop it")
+        if self.temporary is not None and self.temporary >= self.every:
+            raise ValueError(
+                f"checkpoint.temporary={self.temporary} must be below checkpoint.every={self.every}; "
+                f"lower it or set checkpoint.temporary=none"
+            )
+        if self.busy == "skip" and not self.background:
+            raise ValueError("checkpoint.busy=skip has no effect with checkpoint.async=false; drop one of them")
+
+    @property
+    def background(self) -> bool:
+        """The field `async`."""
+        return bool(getattr(self, "async"))
+
+
+class Init(_Checked, frozen=True):
+    """What a new run begins with, instead of random weights; a run that goes on does not look at it.
+
+    Attributes:
+        path: a checkpoint, a run folder (its newest checkpoint), or .safetensors, as a path or, but for the last, a URL;
+            none = random weights.
+        take: "weights" = parameters alone; "all" = the whole state, which goes on from its update with this run's folder.
+        names: other names of parameters there, as "THERE=HERE"; * stands for a part of a dotted name, ** for any rest.
+    """
+
+    _at: ClassVar[str] = "init."
+    path: str | None = None
+    take: Literal["weights", "all"] = "weights"
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.path is None and (self.take != "weights" or self.names):
+            raise ValueError("init.path=none must be given with init.take or init.names; set init.path")
+        for text in self.names:
+            if text.count("=") != 1:
+                raise ValueError(f"init.names={text!r} must read THERE=HERE; write one = between the two names")
+
+
+class Convert(_Checked, frozen=True):
+    """What the verb `convert` makes of what.
+
+    Attributes:
+        source: a checkpoint, a run folder (its newest checkpoint), or .safetensors; or several, separated by commas, whose
+            parameters are averaged.
+        target: a file .safetensors, or a new folder for a checkpoint.
+        what: "params" = parameters alone; "average" = their average, named as they are; "all" = every leaf of the state.
+        names: other names in the target, as "SOURCE=TARGET"; * stands for a part of a dotted name, ** for any rest.
+        most_mb: megabytes in one .safetensors file, more makes several and an index; none = one file.
+    """
+
+    _at: ClassVar[str] = "convert."
+    source: str | tuple[str, ...] = ""
+    target: str = ""
+    what: Literal["params", "average", "all"] = "params"
+    names: tuple[str, ...] = ()
+    most_mb: Count | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for text in self.names:
+            if text.count("=") != 1:
+                raise ValueError(f"convert.names={text!r} must read SOURCE=TARGET; write one = between the two names")
 
 
 class Eval(_Checked, frozen=True):
@@ -620,10 +715,17 @@ class Inspect(_Checked, frozen=True):
 
     Attributes:
         rows: rows of the next batch, as text; 0 = the checkpoint.
+        path: a checkpoint, or a folder with one in it, as a path or URL; none = the run's newest.
     """
 
     _at: ClassVar[str] = "inspect."
     rows: Natural = 0
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rows and self.path is not None:
+            raise ValueError("inspect.rows must not go with inspect.path, rows are those of run.dir; drop one")
 
 
 class Sample(_Checked, frozen=True):
@@ -656,7 +758,11 @@ class Config(_Checked, frozen=True):
         steps: updates of the whole run; none = from `tokens`, else 300.
         tokens: targets of the whole run, instead of `steps`.
         stop: this launch ends after this update, saved, exit 0; the schedule does not move.
-        load: "latest" = the newest checkpoint, a damaged one is an error; "older" = pass over damaged ones.
+        load: "latest" = the newest checkpoint, a damaged one is an error; "older" = pass over damaged ones; or the number of
+            an update, whose checkpoint is taken; training goes on from an older one only when those beyond it are gone.
+        resume: "if_available" = go on with the run in run.dir if there is one; "always" = there must be one; "never" =
+            there must be none.
+        init: what a new run begins with.
         compile: "on", "off" or "auto" (on when the run is long enough to earn it; decided once and kept).
         model: language model.
         batch: shape of an update.
@@ -671,13 +777,16 @@ class Config(_Checked, frozen=True):
         log: metric lines.
         sample: text at the end.
         inspect: what the verb `inspect` shows.
+        convert: what the verb `convert` makes.
     """
 
     run: Run = Run()
     steps: Count | None = None
     tokens: Count | None = None
     stop: Natural | None = None
-    load: Literal["latest", "older"] = "latest"
+    load: Literal["latest", "older"] | Natural = "latest"
+    resume: Literal["if_available", "always", "never"] = "if_available"
+    init: Init = Init()
     compile: Literal["auto", "on", "off"] = "auto"
     model: Model = Model()
     batch: Batch = Batch()
@@ -692,6 +801,7 @@ class Config(_Checked, frozen=True):
     log: Log = Log()
     sample: Sample = Sample()
     inspect: Inspect = Inspect()
+    convert: Convert = Convert()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -134,8 +134,11 @@ def check_ranges(value: Any, at: str) -> None:
     for name, hint in get_type_hints(type(value), include_extras=True).items():
         optional = [part for part in getattr(hint, "__args__", ()) if hasattr(part, "__metadata__")]
         bounds = getattr(hint if hasattr(hint, "__metadata__") or not optional else optional[0], "__metadata__", ())
+        given = getattr(value, name)
+        if any(get_origin(part) is Literal and given in get_args(part) for part in getattr(hint, "__args__", ())):
+            continue  # a word that stands for itself beside a range of numbers
         for bound in bounds:
-            _in_range(f"{at}{name}", getattr(value, name), bound)
+            _in_range(f"{at}{name}", given, bound)
 
 
 class _Section(msgspec.Struct, frozen=True):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,31 @@ __all__ = ["as_toml", "held", "run_folder", "settled", "write_file"]
 
 LOCK = ".lock"
 _OURS = (LOCK, "config.toml", "data.json", "metrics.jsonl", "run.log", "checkpoints")
-_OF_A_LAUNCH = ("stop", "load", "inspect")  # true for one launch, no part of the run
+_OF_A_LAUNCH = ("stop", "load", "resume", "inspect", "convert")  # true for one launch, no part of the run
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Hold the folder for this process alone, making it if need be.
+def held(path: Path, checkpoints: Path | str, begun: Callable[[], bool]) -> Iterator[None]:
+    """Hold the folder, and that of its checkpoints where it is another one on a disk, for this process alone.
+
+    Args:
+        path: the folder, made if need be; taken away again when nothing has begun in it.
+        checkpoints: that of its checkpoints, or its URL, which nobody can hold.
+        begun: whether a checkpoint is committed.
 
     Raises:
-        ValueError: another process holds it.
-        CheckpointError: it cannot be made or written.
+        ValueError: another process holds one of them.
+        CheckpointError: one of them cannot be made or written.
     """
+    with ExitStack() as stack:
+        stack.enter_context(_held(path, "run.dir", begun))
+        if isinstance(checkpoints, Path) and checkpoints != path / "checkpoints":
+            stack.enter_context(_held(checkpoints, "checkpoint.dir", begun))
+        yield
+
+
+@contextmanager
+def _held(path: Path, key: str, begun: Callable[[], bool]) -> Iterator[None]:
     above = [p for p in (path, *path.parents) if not p.exists()]
     there = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     try:
@@ -42,13 +56,13 @@ def held(path: Path) -> Iterator[None]:
         descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         _remove(path, _OURS, there, above)
-        raise CheckpointError(f"run.dir={path}: {error.strerror}, must be writable; set another run.dir") from None
+        raise CheckpointError(f"{key}={path}: {error.strerror}, must be writable; set another {key}") from None
     try:
-        _lock(descriptor, path)
+        _lock(descriptor, path, key)
         try:
             yield
         finally:
-            if not any(path.glob("checkpoints/step_*")):
+            if not begun():
                 _remove(path, _OURS, there, above)
     finally:
         os.close(descriptor)
@@ -64,6 +78,8 @@ def settled(config: Config, schedule: Schedule, *, threads: int, compiled: bool)
         tokens=None,
         compile="on" if compiled else "off",
         data=_found_from_anywhere(config.data),
+        checkpoint=replace(config.checkpoint, dir=config.checkpoint.dir and _absolute(config.checkpoint.dir)),
+        init=replace(config.init, path=config.init.path and _absolute(config.init.path)),
         schedule=schedule,
     )
 
@@ -142,15 +158,15 @@ def _absolute(path: str) -> str:
     return os.path.abspath(path if os.path.lexists(path) else Path(path).expanduser())
 
 
-def _lock(descriptor: int, path: Path) -> None:
+def _lock(descriptor: int, path: Path, key: str) -> None:
     """The kernel drops the lock with the process, however it ends; the number in the file is for the message only."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         holder = os.pread(descriptor, 20, 0).decode().strip()
         raise ValueError(
-            f"run.dir={path}: process {holder or '(unknown)'} is training here, must be one at a time; "
-            f"wait for it or set another run.dir"
+            f"{key}={path}: process {holder or '(unknown)'} is training here, must be one at a time; "
+            f"wait for it or set another {key}"
         ) from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -1,62 +1,119 @@
-"""The verb `inspect`: what is in the newest checkpoint, every byte of it verified."""
+"""The verb `inspect`: what is in a checkpoint, every byte of it verified."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from tensordict import TensorDict
 
 from lib.config import Recipe
+from lib.run.folder import run_folder
 from lib.run.launch import Launch
-from lib.run.newest import newest_state
+from lib.run.newest import newest_checkpoint
 from lib.run.progress import Progress
 from lib.run.rows import shown_rows
 from lib.run.signals import Signals
-from lib.store.checkpoint import read_info
+from lib.store import load
+from lib.store.checkpoint import Row, describe, has_recipe, read_info, resolve
+from lib.store.folder import Where
+from lib.store.place import place_of
+from lib.store.reader import verify
 from lib.tree import leaves
 
 __all__ = ["inspect_verb"]
 
+BATCH_BYTES = 256 << 20  # of leaves in memory at once
+
 
 def inspect_verb(told: Launch, voice: Progress, signals: Signals) -> int:
-    """List the leaves of the newest checkpoint: path, shape, dtype, bytes, norm; then its recipe and where it stands.
+    """Show a checkpoint as a tree: shape, dtype, bytes and norm of each leaf; then its recipe and where it stands.
 
     Raises:
         ValueError: there is no such run.
-        CheckpointError: its newest checkpoint is absent or damaged.
+        CheckpointError: the checkpoint is absent or damaged.
     """
     with signals.at_once():
-        if told.config.inspect.rows:
+        config = told.config
+        if config.inspect.rows:
             voice.say(shown_rows(told, voice))
             return 0
-        state = newest_state(told.config, voice)  # read in full, so it is verified
-        named = leaves(state)
-        rows = [("leaf", "shape", "dtype", "bytes", "norm"), *(_row(path, leaf) for path, leaf in named.items())]
-        widths = [max(len(row[column]) for row in rows) for column in range(5)]
-        for row in rows:
-            left = "  ".join(text.ljust(width) for text, width in zip(row[:3], widths[:3], strict=True))
-            right = "  ".join(text.rjust(width) for text, width in zip(row[3:], widths[3:], strict=True))
-            voice.say(f"{left}  {right}")
-        size = sum(leaf.nbytes for leaf in named.values())
-        voice.say(f"verified: step {int(state['step'])}, {len(named)} leaves, {size / 1e6:.1f} MB")
-        for source, cursor in state["cursor"].items():
-            voice.say(f"cursor {source}: {', '.join(f'{name} {int(value)}' for name, value in cursor.items())}")
-        for line in _data(Path(told.config.run.dir) / "data.json"):
+        if config.inspect.path is None:
+            run_folder(config)
+            path = newest_checkpoint(config, voice)
+        else:
+            path = resolve(config.inspect.path)
+            verify(place_of(path))
+        rows = describe(path)
+        for line in _tree(rows, _norms(path, rows)):
             voice.say(line)
-        voice.say(_recipe(state["recipe"]))
-        info = read_info(Path(told.config.run.dir))
-        voice.say("written by: " + ", ".join(f"{name} {value}" for name, value in info.items()))
+        there = {"recipe"} if has_recipe(path) else set()
+        there |= {row.path.split(".")[0] for row in rows}
+        small = load(path, keys=[name for name in ("step", "cursor", "recipe") if name in there])
+        step = f"step {int(small['step'])}, " if "step" in small.keys() else ""  # noqa: SIM118
+        size = sum(row.size_bytes for row in rows)
+        voice.say(f"verified: {step}{len(rows)} leaves, {size / 1e6:.1f} MB")
+        voice.say(f"checkpoint: {path}")
+        for line in _standing(small):
+            voice.say(line)
+        if config.inspect.path is None:
+            for line in _data(Path(config.run.dir) / "data.json"):
+                voice.say(line)
+        if isinstance(small.get("recipe", None), Recipe):
+            voice.say(_recipe(small["recipe"]))
+        if info := read_info(path):
+            voice.say("written by: " + ", ".join(f"{name} {value}" for name, value in info.items()))
     return 0
 
 
-def _row(path: str, leaf: torch.Tensor) -> tuple[str, str, str, str, str]:
-    norm = torch.linalg.vector_norm(leaf.to(torch.float64))
-    shape = "x".join(map(str, leaf.shape)) or "-"
-    return path, shape, str(leaf.dtype).removeprefix("torch."), str(leaf.nbytes), f"{norm:.6g}"
+def _norms(path: Where, rows: Sequence[Row]) -> dict[str, str]:
+    """The Euclidean norm of each leaf, in float64; some leaves at a time, so that a state of any size can be shown."""
+    norms: dict[str, str] = {}
+    batch: list[str] = []
+    held = 0
+    for number, row in enumerate(rows):
+        batch.append(row.path)
+        held += row.size_bytes
+        if held >= BATCH_BYTES or number == len(rows) - 1:
+            for name, leaf in leaves(load(path, keys=batch)).items():
+                norms[name] = f"{torch.linalg.vector_norm(leaf.to(torch.float64)):.6g}"
+            batch, held = [], 0
+    return norms
+
+
+def _tree(rows: Sequence[Row], norms: Mapping[str, str]) -> Iterator[str]:
+    """Lines of a table whose first column is a tree."""
+    table = [("leaf", "shape", "dtype", "bytes", "norm")]
+    above: list[str] = []
+    for row in rows:
+        *branches, name = row.path.split(".")
+        common = 0
+        while common < min(len(above), len(branches)) and above[common] == branches[common]:
+            common += 1
+        for depth in range(common, len(branches)):
+            inside = ".".join(branches[: depth + 1])
+            size = sum(each.size_bytes for each in rows if each.path.startswith(f"{inside}."))
+            table.append((f"{'  ' * depth}{branches[depth]}", "", "", str(size), ""))
+        above = branches
+        shape = "x".join(map(str, row.shape)) or "-"
+        table.append((f"{'  ' * len(branches)}{name}", shape, row.dtype, str(row.size_bytes), norms[row.path]))
+    widths = [max(len(line[column]) for line in table) for column in range(5)]
+    for line in table:
+        left = "  ".join(text.ljust(width) for text, width in zip(line[:3], widths[:3], strict=True))
+        right = "  ".join(text.rjust(width) for text, width in zip(line[3:], widths[3:], strict=True))
+        yield f"{left}  {right}".rstrip()
+
+
+def _standing(state: TensorDict) -> Iterator[str]:
+    """Where the data of each source stands."""
+    if "cursor" in state.keys():  # noqa: SIM118 (iterating a TensorDict iterates its batch)
+        for source, cursor in state["cursor"].items():
+            if isinstance(cursor, TensorDict):
+                yield f"cursor {source}: {', '.join(f'{name} {int(leaf)}' for name, leaf in leaves(cursor).items())}"
 
 
 def _data(path: Path) -> Iterator[str]:

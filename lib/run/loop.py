@@ -8,8 +8,7 @@ one that was not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from tensordict import TensorDict
@@ -17,8 +16,12 @@ from torch import Tensor
 
 from lib.errors import DataError, DivergedError
 from lib.step import Step
+from lib.store.folder import Where
 
-__all__ = ["Acts", "End", "Plan", "due", "loop"]
+__all__ = ["Acts", "End", "Plan", "Save", "due", "loop", "save_due"]
+
+Save = Literal["permanent", "temporary", "last"]
+"""Why a state is saved; the last one of a launch is permanent, and must succeed."""
 
 
 class Plan(NamedTuple):
@@ -29,6 +32,8 @@ class Plan(NamedTuple):
         total: the step the run ends at.
         log_every: steps between metric rows.
         save_every: steps between checkpoints.
+        save_at: steps that have one besides.
+        temporary_every: steps between temporary checkpoints; 0 = none.
         eval_every: steps between evaluations; 0 = never.
         patience: refused updates in a row that end the run.
     """
@@ -37,6 +42,8 @@ class Plan(NamedTuple):
     total: int
     log_every: int
     save_every: int
+    save_at: frozenset[int]
+    temporary_every: int
     eval_every: int
     patience: int
 
@@ -47,7 +54,10 @@ class Acts(NamedTuple):
     Attributes:
         step: the train step; it may use up the state it is given.
         log: write the metrics of a step.
-        save: commit a state, give the checkpoint's path.
+        save: begin to commit a state; it may go on after the call, and when that fails the next `check` raises. False = not
+            begun, since another save is at hand.
+        check: raise if a save has failed.
+        settle: wait until all is saved; give the newest checkpoint.
         evaluate: measure a state on held-out text.
         tick: a step was taken.
         asked: has somebody asked for an end.
@@ -55,7 +65,9 @@ class Acts(NamedTuple):
 
     step: Step
     log: Callable[[int, TensorDict], None]
-    save: Callable[[TensorDict], Path]
+    save: Callable[[TensorDict, Save], bool]
+    check: Callable[[], None]
+    settle: Callable[[], Where]
     evaluate: Callable[[TensorDict], None]
     tick: Callable[[int], None]
     asked: Callable[[], bool]
@@ -68,15 +80,14 @@ class End(NamedTuple):
     asked: bool
 
 
-def loop(state: TensorDict, batches: Iterator[TensorDict], plan: Plan, acts: Acts, *, checkpoint: Path) -> End:
+def loop(state: TensorDict, batches: Iterator[TensorDict], plan: Plan, acts: Acts) -> End:
     """Train until `plan.last` or until asked to end; the state it ends with is committed.
 
     Args:
-        state: where to begin; committed as `checkpoint`.
+        state: where to begin; it is committed.
         batches: from the state's cursor on.
         plan: what is due when.
         acts: how it is done.
-        checkpoint: the newest committed checkpoint.
 
     Raises:
         DataError: a batch could not be made; the state before it is committed.
@@ -91,9 +102,7 @@ def loop(state: TensorDict, batches: Iterator[TensorDict], plan: Plan, acts: Act
         try:
             batch = next(batches)
         except DataError:  # whoever makes batches has failed, the state has not
-            if saved != step:
-                _check_refused(worst, step, plan.patience, checkpoint)
-                acts.save(state)
+            _end(state, step, saved, worst, plan, acts)
             raise
         # 2. The pure step. The old state may be used up by it, so from here on only the new one exists.
         state, metrics = acts.step(state, batch)
@@ -106,18 +115,27 @@ def loop(state: TensorDict, batches: Iterator[TensorDict], plan: Plan, acts: Act
         # 4. Refused updates in a row, before the save: a run that has diverged commits nothing more.
         worst = torch.maximum(worst, state["scale", "bad"])
         if each_step or logged or step == plan.last:
-            _check_refused(worst, step, plan.patience, checkpoint)
-        # 5. The checkpoint, before the evaluation of the same step: whatever happens in there, the step is kept.
-        if step % plan.save_every == 0 or step == plan.last:
-            checkpoint, saved = acts.save(state), step
+            _check_refused(worst, step, plan.patience, acts.settle)
+        # 5. The checkpoint, before the evaluation of the same step: whatever happens in there, the step is kept. A save
+        # that has failed since the last step is heard of here, before another begins.
+        acts.check()
+        if (kind := save_due(step, plan)) is not None and acts.save(state, kind):
+            saved = step
         # 6. The evaluation sees exactly the parameters of its step; it gives back nothing.
         if due(step, plan) and not acts.asked():
             acts.evaluate(state)
     # 7. Asked to end: the step is finished, and it is committed whatever its number.
-    if saved != step:
-        _check_refused(worst, step, plan.patience, checkpoint)
-        acts.save(state)
+    _end(state, step, saved, worst, plan, acts)
     return End(state, acts.asked())
+
+
+def save_due(step: int, plan: Plan) -> Save | None:
+    """Which kind of checkpoint is: a function of the step's number."""
+    if step == plan.last:
+        return "last"
+    if step % plan.save_every == 0 or step in plan.save_at:
+        return "permanent"
+    return "temporary" if plan.temporary_every and step % plan.temporary_every == 0 else None
 
 
 def due(step: int, plan: Plan) -> bool:
@@ -125,9 +143,18 @@ def due(step: int, plan: Plan) -> bool:
     return plan.eval_every > 0 and (step % plan.eval_every == 0 or step == plan.total)
 
 
-def _check_refused(worst: Tensor, step: int, patience: int, checkpoint: Path) -> None:
+def _end(state: TensorDict, step: int, saved: int, worst: Tensor, plan: Plan, acts: Acts) -> None:
+    """Commit the state if it is not, and wait for it."""
+    if saved != step:
+        _check_refused(worst, step, plan.patience, acts.settle)
+        acts.save(state, "last")
+    acts.settle()
+
+
+def _check_refused(worst: Tensor, step: int, patience: int, settle: Callable[[], Where]) -> None:
     count = int(worst)
     if count >= patience:
+        checkpoint = settle()
         raise DivergedError(
             f"step {step}: {count} updates in a row were refused, must be below guard.patience={patience}; "
             f"the last healthy checkpoint is {checkpoint}, lower optim.lr and run again to go on from it"

@@ -1,4 +1,4 @@
-"""The newest checkpoint of a run, for every verb that begins with one."""
+"""The checkpoint that a verb begins with: a run's newest, or the one that is asked for."""
 
 from __future__ import annotations
 
@@ -14,18 +14,31 @@ from lib.run.progress import Progress
 from lib.run.resume import recorded_in
 from lib.store import load
 from lib.store.checkpoint import read_info
-from lib.store.folder import latest
+from lib.store.folder import Where, at_step, latest
+from lib.store.remote import is_remote
 
-__all__ = ["newest_checkpoint", "newest_state"]
+__all__ = ["checkpoints_of", "newest_checkpoint", "newest_state"]
 
 
-def newest_checkpoint(config: Config, voice: Progress) -> Path:
-    """Find the newest checkpoint of a run, verified; with `load=older` damaged ones are named and set aside.
+def checkpoints_of(config: Config) -> Where:
+    """The folder of a run's checkpoints, which may be elsewhere."""
+    elsewhere = config.checkpoint.dir
+    if elsewhere is None:
+        return Path(config.run.dir) / "checkpoints"
+    return elsewhere if is_remote(elsewhere) else Path(elsewhere)
+
+
+def newest_checkpoint(config: Config, voice: Progress) -> Where:
+    """Find the checkpoint that `load` asks for, verified.
+
+    With `load=older` damaged ones that are newer are named and set aside.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
-    checkpoints = Path(config.run.dir) / "checkpoints"
+    checkpoints = checkpoints_of(config)
+    if isinstance(config.load, int):
+        return at_step(checkpoints, config.load)
     path = latest(
         checkpoints,
         older=config.load == "older",

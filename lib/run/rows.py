@@ -13,7 +13,7 @@ from lib.data.plan import plan_of
 from lib.data.rows import Cursor
 from lib.data.source import Source
 from lib.run.launch import Launch
-from lib.run.newest import newest_state
+from lib.run.newest import checkpoints_of, newest_state
 from lib.run.progress import Progress
 from lib.run.reading import check_same, find_text, open_text
 from lib.store.coders import Coder
@@ -35,7 +35,7 @@ def shown_rows(told: Launch, voice: Progress) -> str:
     """
     config, recipe, step, cursor, seed = told.config, None, 0, None, told.config.run.seed
     found = find_text(config, voice)
-    if newest(Path(config.run.dir) / "checkpoints") is not None:
+    if newest(checkpoints_of(config)) is not None:
         state = newest_state(config, voice)
         recipe, step, cursor, seed = state["recipe"], int(state["step"]), cursor_of(state["cursor"]), int(state["key"])
         check_same(found, recipe.data, Path(config.run.dir) / "data.json", config)

@@ -22,17 +22,18 @@ from lib.data.rows import Cursor
 from lib.errors import CheckpointError
 from lib.run.compile import decide
 from lib.run.folder import settled
+from lib.run.init import checkpoint_at, with_weights
 from lib.run.launch import Launch
 from lib.run.lines import evaluated, read_lines
-from lib.run.newest import newest_checkpoint
+from lib.run.newest import checkpoints_of, newest_checkpoint
 from lib.run.plot import drawable
 from lib.run.progress import Progress
 from lib.run.reading import Text, check_same, data_text, find_text, open_text
 from lib.run.resume import Resumed, as_info, compare, recorded_in, with_changes
-from lib.state import init_state
+from lib.state import abstract_state, init_state
 from lib.store import load
 from lib.store.checkpoint import read_info
-from lib.store.folder import newest
+from lib.store.folder import Where, newest
 
 __all__ = ["Start", "again", "ended", "fresh", "resumed"]
 
@@ -56,7 +57,7 @@ class Start(NamedTuple):
 
     config: Config
     state: list[TensorDict]
-    checkpoint: Path | None
+    checkpoint: Where | None
     text: Text
     data: str
     info: dict[str, Any]
@@ -72,6 +73,11 @@ def fresh(told: Launch, voice: Progress) -> Start:
         DataError: there is no text to train on.
     """
     config, run = told.config, Path(told.config.run.dir)
+    if config.resume == "always":
+        raise CheckpointError(
+            f"{checkpoints_of(config)}: no checkpoint is there, must be one with resume=always; check run.dir and "
+            f"checkpoint.dir, or begin a run with resume=if_available"
+        )
     lost = [row["step"] for row in read_lines(run / "metrics.jsonl") if row["step"] > 0]
     if lost:
         raise CheckpointError(
@@ -79,6 +85,10 @@ def fresh(told: Launch, voice: Progress) -> Start:
             f"put the checkpoints back or set another run.dir"
         )
     voice.say(f"{run}: a new run")
+    if config.init.path is not None and config.init.take == "all":
+        at = checkpoint_at(config.init.path)
+        start = _from(told, voice, at, Path(at).parents[1] / "data.json" if isinstance(at, Path) else Path("data.json"))
+        return start._replace(checkpoint=None)
     found = find_text(config, voice)
     text = open_text(found, config, None, voice)
     config = _with_vocab(told, text)
@@ -86,9 +96,11 @@ def fresh(told: Launch, voice: Progress) -> Start:
     _check_repeats(config, recipe, text)
     threads = config.run.threads or torch.get_num_threads()
     compiled = config.compile == "on" or (config.compile == "auto" and decide(recipe, run_steps(config)))
-    state = init_state(
-        recipe, seed=config.run.seed, cursor=cursor_tree({each.name: Cursor(0, 0) for each in text.sources})
-    )
+    cursors = cursor_tree({each.name: Cursor(0, 0) for each in text.sources})
+    state = init_state(recipe, seed=config.run.seed, cursor=cursors)
+    if config.init.path is not None:
+        state = with_weights(state, config.init)
+        voice.say(f"{run}: begins with the weights of {config.init.path}")
     fixed = settled(config, recipe.schedule, threads=threads, compiled=compiled)
     info = as_info(threads, compiled, state["step"].device.type)
     return Start(fixed, [state], None, text, data_text(found, fixed, text), info, compiled, recipe)
@@ -103,17 +115,33 @@ def resumed(told: Launch, voice: Progress) -> Start:
         CheckpointError: its newest checkpoint is damaged, or, with load=older, every one is.
     """
     config, run = told.config, Path(told.config.run.dir)
+    if config.resume == "never":
+        raise ValueError(f"run.dir={run}: a run is there, must be none with resume=never; set another run.dir")
     path = newest_checkpoint(config, voice)
-    state = load(path)
-    going = _going_on(told, state, read_info(path))
-    voice.say(f"{run}: going on from step {int(state['step'])} of {run_steps(config)}")
+    last = newest(checkpoints_of(config))
+    if path != last:
+        raise ValueError(
+            f"load={config.load}: the run goes on to {last}, must be the newest to train on; to branch off from it set "
+            f"init.path={path} init.take=all and another run.dir"
+        )
+    return _from(told, voice, path, run / "data.json")
+
+
+def _from(told: Launch, voice: Progress, path: Where, names: Path) -> Start:
+    """Go on from a checkpoint, of this run or of another; `names` is the data.json that goes with it."""
+    config, run = told.config, Path(told.config.run.dir)
+    head = load(path, keys=["step", "key", "recipe"])
+    going = _going_on(told, head, read_info(path))
+    state = load(path, like=_abstract(head["recipe"]))
+    source = f", from {path}" if Path(str(path)).parent != Path(str(checkpoints_of(config))) else ""
+    voice.say(f"{run}: going on from step {int(state['step'])} of {run_steps(config)}{source}")
     schedule, steps = going.recipe.schedule, run_steps(config)
     if schedule.shape != "constant" and schedule.length is not None and steps > schedule.length:
         voice.say(f"schedule.length: stays {schedule.length}, beyond it the rate stays at its floor")
     for note in going.notes:
         voice.say(note)
     found = find_text(config, voice)
-    check_same(found, going.recipe.data, run / "data.json", config)
+    check_same(found, going.recipe.data, names, config)
     text = open_text(found, config, going.recipe, voice)
     _check_repeats(config, going.recipe, text)
     threads = going.threads or config.run.threads or torch.get_num_threads()
@@ -139,7 +167,7 @@ def ended(told: Launch) -> str | None:
         ValueError: the run has another recipe.
     """
     config, run = told.config, Path(told.config.run.dir)
-    path = newest(run / "checkpoints")
+    path = newest(checkpoints_of(config))
     if path is None:
         return None
     try:
@@ -161,6 +189,14 @@ def ended(told: Launch) -> str | None:
     past = f", beyond steps={total}" if step > total else ""
     stays = "" if state["recipe"].schedule.shape == "constant" else _STAYS.format(2 * step)
     return f"{run}: complete at step {step}{past}{held}; to go on: {again(config)} steps={2 * step}{stays}"
+
+
+def _abstract(recipe: Recipe) -> TensorDict:
+    """What a checkpoint of this recipe must hold."""
+    state = abstract_state(recipe)
+    if recipe.data.sources:
+        state["cursor"] = cursor_tree({source.name: Cursor(0, 0) for source in recipe.data.sources})
+    return state
 
 
 def _evaluated_on(data: DataIdentity) -> bool:

@@ -7,7 +7,7 @@ the first step: a mistake leaves no trace, and a full disk is found at once.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from io import FileIO
@@ -22,6 +22,7 @@ from lib.data.arrays import arrays_after
 from lib.data.batch import batch_of, cursor_of, heldout_batches
 from lib.data.plan import plan_of
 from lib.data.share import Share
+from lib.errors import CheckpointError
 from lib.metrics import UNITS
 from lib.run.compile import faster
 from lib.run.evals import EVAL_UNITS, evaluate
@@ -29,16 +30,19 @@ from lib.run.feed import feed, pinned
 from lib.run.folder import as_toml, held, write_file
 from lib.run.launch import Launch
 from lib.run.lines import append, cut, evaluated, open_lines, read_lines, sync
-from lib.run.loop import Acts, End, Plan, due, loop
+from lib.run.loop import Acts, End, Plan, Save, due, loop
 from lib.run.meter import METER_UNITS, meter
+from lib.run.newest import checkpoints_of
 from lib.run.plot import NO_MATPLOTLIB, drawable, drawn, plot
 from lib.run.progress import Progress, duration
 from lib.run.sampling import written
+from lib.run.saver import Saver
 from lib.run.signals import INTERRUPTED, Interrupted, Signals
 from lib.run.start import Start, again, ended, fresh, resumed
 from lib.step import Step, train_step
 from lib.store import save
-from lib.store.folder import newest, prune, step_name
+from lib.store.folder import Where, inside, newest, prune, step_name, sweep
+from lib.store.retention import Policy
 from lib.tree import leaves
 
 __all__ = ["train_verb"]
@@ -56,20 +60,20 @@ def train_verb(told: Launch, voice: Progress, signals: Signals) -> int:
         DivergedError: too many updates in a row were refused.
         CheckpointError: a checkpoint is damaged or cannot be written.
     """
-    run = Path(told.config.run.dir)
+    run, checkpoints = Path(told.config.run.dir), checkpoints_of(told.config)
     began = time.monotonic()
     with ExitStack() as stack:
         with signals.at_once():
-            begun = newest(run / "checkpoints") is not None
+            begun = newest(checkpoints) is not None
             if begun and (nothing_left := ended(told)):
                 voice.say(nothing_left)
                 return 0
             if begun:
-                stack.enter_context(held(run))
+                stack.enter_context(held(run, checkpoints, lambda: newest(checkpoints) is not None))
                 start = resumed(told, voice)
             else:
                 start = fresh(told, voice)
-                stack.enter_context(held(run))
+                stack.enter_context(held(run, checkpoints, lambda: newest(checkpoints) is not None))
                 start = start._replace(checkpoint=_first(start, run))
             _settle(start, run, voice)
         try:
@@ -89,12 +93,15 @@ def train_verb(told: Launch, voice: Progress, signals: Signals) -> int:
         return 0
 
 
-def _first(start: Start, run: Path) -> Path:
-    """Commit the state of step 0."""
-    if newest(run / "checkpoints") is not None:
+def _first(start: Start, run: Path) -> Where:
+    """Commit the state that a run begins with."""
+    checkpoints = checkpoints_of(start.config)
+    if newest(checkpoints) is not None:
         raise ValueError(f"run.dir={run}: another process has begun a run here, must be one at a time; run again")
     write_file(run / "config.toml", as_toml(start.config).encode())
-    return save(run / "checkpoints" / step_name(0), start.state[0], info=start.info)
+    state = start.state[0]
+    sweep(checkpoints)
+    return save(inside(checkpoints, step_name(int(state["step"]))), state, info=_told(start, "permanent"))
 
 
 def _settle(start: Start, run: Path, voice: Progress) -> None:
@@ -125,19 +132,45 @@ def _train(start: Start, run: Path, voice: Progress, signals: Signals) -> End:
     with (
         open_lines(metrics, {**UNITS, **EVAL_UNITS, **METER_UNITS}) as lines,
         feed(make, there, ahead=data.ahead, workers=data.workers) as batches,
+        _saver(start, run, lines, voice) as saver,
     ):
-        acts = _acts(start, run, lines, voice, signals)
+        acts = _acts(start, run, lines, saver, voice, signals)
         if due(first, plan) and evaluated(metrics, first) is None:  # no launch before got so far
             voice.say(f"evaluating on held-out text before step {first + 1}")
             acts.evaluate(start.state[0])
         if start.compiled and first < plan.last and not signals.asked():
             voice.say("compiling the step: once, about half a minute")
         voice.begin(first, plan.last)
-        assert start.checkpoint is not None  # one was committed before this
-        return loop(start.state.pop(), batches, plan, acts, checkpoint=start.checkpoint)
+        return loop(start.state.pop(), batches, plan, acts)
 
 
-def _acts(start: Start, run: Path, lines: FileIO, voice: Progress, signals: Signals) -> Acts:
+def _saver(start: Start, run: Path, lines: FileIO, voice: Progress) -> Saver:
+    """Who saves the run's states; what is said of it is said by the thread that has done it."""
+    checkpoints, how = checkpoints_of(start.config), start.config.checkpoint
+    policy = Policy(how.keep, how.keep_every, how.keep_every_s, how.keep_best, frozenset(how.at))
+
+    def after(step: int) -> None:
+        voice.note(f"saved {inside(checkpoints, step_name(step))}")
+        rows = read_lines(run / "metrics.jsonl") if how.keep_best is not None else []
+        scores = {row["step"]: row[how.best_by] for row in rows if isinstance(row.get(how.best_by), (int, float))}
+        prune(checkpoints, policy, scores=scores)  # only now that its successor is committed
+        sweep(checkpoints)
+
+    return Saver(
+        checkpoints,
+        newest=start.checkpoint,
+        background=how.background,
+        before=lambda: sync(lines),  # no checkpoint ever lacks its rows
+        after=after,
+    )
+
+
+def _told(start: Start, kind: Save) -> dict[str, Any]:
+    """What a checkpoint is to say of itself: how it came about, when, and whether it may go soon."""
+    return {**start.info, "saved_at_s": round(time.time(), 3), "temporary": kind == "temporary"}
+
+
+def _acts(start: Start, run: Path, lines: FileIO, saver: Saver, voice: Progress, signals: Signals) -> Acts:
     """What the loop causes, as functions of values: files, clock and screen."""
     config, heldout = start.config, list(start.text.heldout.values())
     clock = meter(read_lines(run / "metrics.jsonl"), int(start.state[0]["step"]))
@@ -151,13 +184,32 @@ def _acts(start: Start, run: Path, lines: FileIO, voice: Progress, signals: Sign
         append(lines, row)
         voice.row(row)
 
-    def commit(state: TensorDict) -> Path:
-        sync(lines)
-        path = save(run / "checkpoints" / step_name(int(state["step"])), state, info=start.info)
-        prune(run / "checkpoints", config.checkpoint.keep)  # only now that its successor is committed
-        voice.note(f"saved {path}")
-        clock.pause()
-        return path
+    def tried(act: Callable[[], None]) -> None:
+        """A save that fails ends the run, unless it is told to go on."""
+        try:
+            act()
+        except CheckpointError as error:
+            if config.checkpoint.on_error == "stop":
+                raise
+            voice.say(f"going on without this checkpoint, checkpoint.on_error=go_on: {error}")
+
+    def commit(state: TensorDict, kind: Save) -> bool:
+        if saver.busy and kind != "last" and config.checkpoint.busy == "skip":
+            voice.note(f"step {int(state['step'])} is not saved, the save before it is still at hand")
+            return False
+        tried(saver.settle)
+        if kind == "last":
+            saver.save(state, _told(start, kind))
+        else:
+            tried(lambda: saver.save(state, _told(start, kind)))
+        if not config.checkpoint.background:
+            clock.pause()
+        return True
+
+    def settle() -> Where:
+        saver.settle()
+        assert saver.newest is not None  # one was committed before the first step
+        return saver.newest
 
     def measure(state: TensorDict) -> None:
         if not heldout:
@@ -170,7 +222,8 @@ def _acts(start: Start, run: Path, lines: FileIO, voice: Progress, signals: Sign
         clock.pause()
 
     step = faster(train_step, compile=start.compiled, donate=True)
-    return Acts(_compiling(step, signals) if start.compiled else step, log, commit, measure, tick, signals.asked)
+    taken = _compiling(step, signals) if start.compiled else step
+    return Acts(taken, log, commit, lambda: tried(saver.check), settle, measure, tick, signals.asked)
 
 
 def _finish(state: TensorDict, start: Start, run: Path, voice: Progress, signals: Signals) -> None:
@@ -192,6 +245,8 @@ def _plan(start: Start) -> Plan:
         total=total,
         log_every=config.log.every,
         save_every=config.checkpoint.every,
+        save_at=frozenset(config.checkpoint.at),
+        temporary_every=config.checkpoint.temporary or 0,
         eval_every=config.eval.every if start.text.heldout else 0,
         patience=config.guard.patience,
     )

@@ -35,12 +35,12 @@ VERBS: dict[str, Verb] = {
     ),
     "eval": Verb(
         "Evaluate the newest checkpoint of run.dir on its held-out text.",
-        ("run.dir", "run.threads", "load", "data.*", "eval.rows", "eval.weights"),
+        ("run.dir", "run.threads", "load", "checkpoint.dir", "data.*", "eval.rows", "eval.weights"),
         "python -m lib.run eval run.dir=runs/mine eval.rows=none",
     ),
     "sample": Verb(
         "Write text with the newest checkpoint of run.dir.",
-        ("run.dir", "run.threads", "load", "data.tokenizer", "eval.weights", "sample.*"),
+        ("run.dir", "run.threads", "load", "checkpoint.dir", "data.tokenizer", "eval.weights", "sample.*"),
         "python -m lib.run sample run.dir=runs/mine sample.prompt='import ' sample.length=400",
     ),
     "prepare": Verb(
@@ -49,10 +49,17 @@ VERBS: dict[str, Verb] = {
         "python -m lib.run prepare data.path=books/ data.tokenizer=tokenizer.json",
     ),
     "inspect": Verb(
-        "List the leaves of the newest checkpoint of run.dir, verified, with its recipe and where its data stands; or show "
-        "the rows that are trained on next, document by document (inspect.rows=4), also before there is a run.",
-        ("run.dir", "run.seed", "run.threads", "load", "inspect.*", "data.*", "batch.*"),
+        "Show the newest checkpoint of run.dir, or any other (inspect.path=), as a tree with shapes, dtypes and norms, every "
+        "byte verified, with its recipe and where its data stands; or show the rows that are trained on next, document by "
+        "document (inspect.rows=4), also before there is a run.",
+        ("run.dir", "run.seed", "run.threads", "load", "checkpoint.dir", "inspect.*", "data.*", "batch.*"),
         "python -m lib.run inspect run.dir=runs/mine inspect.rows=4",
+    ),
+    "convert": Verb(
+        "Make .safetensors of a checkpoint, or a checkpoint of .safetensors, with other names if need be; or the mean of "
+        "several.",
+        ("convert.*",),
+        "python -m lib.run convert convert.source=runs/mine convert.target=model.safetensors",
     ),
     "plot": Verb(
         "Draw loss.png of run.dir again, from its metrics.jsonl.",

@@ -1,35 +1,56 @@
 """A state on disk, and back: `save` and `load`, checkpoint format 1.
 
-Guarantees: a checkpoint is there whole or not at all, whenever the process or the machine stops; `load(save(state))`
-has the bits of `state`, and saving it again writes the same bytes; what is damaged is never returned. Any Zarr v3
-reader opens the folder: `zarr.open_group(path)["params/..."][:]`. Order of a save: a hidden folder, one array a leaf,
-all synced; then `manifest.json` with every digest; then `COMMIT` with the manifest's; rename to the final name; sync
-of the parent. Deleting old ones comes after, see `folder.py`.
+Guarantees: a checkpoint is there whole or not at all, whenever a process or a machine stops; `load(save(state))`
+has the bits of `state`, on any mesh; what is damaged is never returned; what is asked for and what is there agree, or all
+differences are listed. Any Zarr v3 reader opens the folder: `zarr.open_group(path)["params/..."][:]`. A state of DTensors
+is saved by all ranks of its mesh together, each writing what it holds, and loaded by each rank reading what it needs.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from tensordict import TensorDict
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.placement_types import Placement
 
 from lib.errors import CheckpointError
-from lib.store import disk
-from lib.store.folder import STEP, latest, newest
-from lib.store.leaves import STORED, Leaf, array_of, nodes
-from lib.store.manifest import COMMIT, MANIFEST, METADATA, Array
-from lib.store.reader import read_attributes, read_manifest, read_tree
-from lib.store.writer import check_finite, describe_run, write
+from lib.store.folder import STEP, Where, latest, newest_place, where
+from lib.store.leaves import RECIPE, STORED, Leaf, array_of, dtype_name, nodes, state_path
+from lib.store.local import Folder, refusal
+from lib.store.manifest import COMMIT, MANIFEST, METADATA, Array, Manifest
+from lib.store.place import Place, place_of
+from lib.store.ranks import ALONE, Ranks, over, together
+from lib.store.reader import Aim, chosen, read_attributes, read_manifest, read_tree
+from lib.store.remote import said
+from lib.store.sharded import Held, Target, held, members_of, ranks_of, sharded, target_of
+from lib.store.writer import Found, check_finite, describe_run, write
 
-__all__ = ["Row", "describe", "load", "read_info", "save"]
+__all__ = [
+    "Layout",
+    "Row",
+    "commit",
+    "describe",
+    "differences",
+    "has_recipe",
+    "hold",
+    "load",
+    "read_info",
+    "resolve",
+    "save",
+]
+
+LISTED = 20  # differences in one error line
+
+Layout = Mapping[str, Sequence[Placement]]
+"""Patterns of dotted state paths (`params.*`) and the placements of the leaves they fit, one for each axis of the mesh."""
 
 
 class Row(NamedTuple):
@@ -41,162 +62,349 @@ class Row(NamedTuple):
     size_bytes: int
 
 
-def save(path: str | os.PathLike[str], state: TensorDict, *, info: Mapping[str, Any] | None = None) -> Path:
+def save(
+    path: Path | str | Place,
+    state: TensorDict,
+    *,
+    info: Mapping[str, Any] | None = None,
+    ranks: Ranks | None = None,
+) -> Where:
     """Write a state as a checkpoint folder at `path`, whole or not at all.
 
-    The same state saved again at the same place changes nothing. What an unfinished save left there is replaced.
+    The same state saved again at the same place changes nothing. What an unfinished save left there is replaced. A state
+    with DTensors is saved by all ranks of their mesh, which all call this; it is there when the call returns on any of
+    them, and when one fails, all raise. A rank outside of the mesh returns at once.
 
     Args:
-        path: the folder, as in `run/checkpoints/step_0000001000`; folders above it are made.
-        state: batch size [], every leaf a dense tensor but `recipe`.
+        path: the folder, as in `run/checkpoints/step_0000001000`, or its URL (`s3://bucket/run/...`); folders above it
+            are made. A `lib.store.bucket.Bucket` names a file system with credentials of its own.
+        state: batch size [], every leaf a dense tensor or DTensor but `recipe`. Plain leaves are the same on all ranks.
         info: JSON values for people and warnings (compile setting, threads, ...); no part of the state.
+        ranks: who saves together (`lib.store.ranks.over`); None = the ranks of the DTensors' mesh, through the default
+            process group; this process alone if there are no DTensors.
 
     Returns:
-        The folder.
+        The folder, a URL as text.
 
     Raises:
         CheckpointError: the state cannot be stored (the leaf is named), its parameters are not finite, another state is
             stored there, or the disk refuses; the disk is then as it was.
         ValueError: `info` is no JSON.
     """
-    target = Path(path)
+    target = place_of(path)
     if not isinstance(state, TensorDict):
         raise ValueError(f"state: a {type(state).__name__} must be a TensorDict; make it one with lib.tree.tensordict")
-    found = nodes(state)
-    check_finite(found)
-    attributes = describe_run(found, info or {})
-    size_bytes = sum(leaf.nbytes for leaf in found.values() if isinstance(leaf, Tensor))
-    with _refusals(target, size_bytes):
-        if _holds(target, found):
-            return target
-        with _parents(target), disk.temporary(target.parent) as folder:
-            write(folder, found, attributes)
-            if target.exists():
-                disk.discard(target)
-            os.rename(folder, target)
-            try:
-                disk.sync(target.parent)
-            except OSError:
-                os.rename(target, folder)  # not surely on the disk, so not there
-                raise
-    return target
+    listed = nodes(state)
+    ranks = ranks_of(listed) if ranks is None else ranks
+    if ranks is not None:
+        commit(target, hold(listed), info or {}, ranks)
+    return where(target)
 
 
-def load(path: str | os.PathLike[str], *, keys: Sequence[str] | None = None) -> TensorDict:
-    """Read a checkpoint, checked to the last byte.
+def hold(listed: Mapping[str, Leaf]) -> Found:
+    """Look at the nodes of a state as this rank holds them; nothing is copied."""
+    return {path: held(path, leaf) if isinstance(leaf, Tensor) else leaf for path, leaf in listed.items()}
+
+
+def commit(target: Place, found: Found, info: Mapping[str, Any], ranks: Ranks) -> None:
+    """Write what is held as a checkpoint, whole or not at all; see `save`. Called on all ranks."""
+    size_bytes = sum(leaf.local.nbytes for leaf in found.values() if isinstance(leaf, Held))
+
+    def explain(error: OSError) -> Exception:
+        fix = refusal(error, f"{target.parent}", size_bytes) if isinstance(target, Folder) else "check the bucket"
+        why = f"not saved ({error.strerror or said(error)}), older checkpoints are untouched"
+        made = CheckpointError(f"{target}: {why}; {fix}")
+        made.__cause__ = error
+        return made
+
+    def check() -> bytes:
+        check_finite(found)
+        describe_run(found, info)
+        return b""
+
+    together(ranks, check)
+    attributes = describe_run(found, info)
+    there = together(ranks, lambda: b"there" if ranks.rank == 0 and _is_taken(target) else b"", explain)[0]
+    if there:
+        if all(together(ranks, lambda: b"same" if _same_here(target, found) else b"", explain)):
+            return
+        raise CheckpointError(f"{target}: another state is stored there already; choose another path or remove it")
+    write(target, found, attributes, ranks, explain)
+
+
+def load(
+    path: Path | str | Place,
+    *,
+    keys: Sequence[str] | None = None,
+    like: TensorDict | None = None,
+    mesh: DeviceMesh | None = None,
+    layout: Layout | None = None,
+    rename: Mapping[str, str] | None = None,
+) -> TensorDict:
+    """Read a checkpoint, checked to the last byte of what is read.
 
     Args:
-        path: a checkpoint folder; or a run folder, or its folder of checkpoints, for the newest one in it.
-        keys: sub-trees to read, as in `["params"]`; None = the whole state.
+        path: a checkpoint folder; or a run folder, or its folder of checkpoints, for the newest one in it; or a URL.
+        keys: sub-trees of the state to read, as in `["params"]`; None = the whole state.
+        like: a state, or an abstract one, that the result must agree with in every path, shape and dtype; its DTensors'
+            meshes and placements are those of the result. Nothing of it is changed or kept.
+        mesh: make every leaf a DTensor on it; each of its ranks reads what it needs. All of them call this, and when one
+            of them fails, all raise.
+        layout: placements on the mesh by patterns of dotted paths, the first that fits; others are replicated.
+        rename: leaves or branches of the checkpoint that have other names in the state, {stored: wanted}.
 
     Returns:
-        The state; its tensors are contiguous, on the CPU, and own their memory.
+        The state; plain tensors are contiguous, on the CPU, and own their memory.
 
     Raises:
-        CheckpointError: none is there, or it is damaged; names the file, the leaf, and the nearest good checkpoint.
-        ValueError: `keys` is not a list.
+        CheckpointError: none is there, or it is damaged, or not like `like`; names the file, the leaf, and the nearest
+            good checkpoint.
+        ValueError: `keys` is not a list, a pattern or a name fits nothing, or the arguments do not go together.
     """
-    folder, checkpoints = _resolve(Path(path))
+    if layout is not None and mesh is None:
+        raise ValueError("layout: given without a mesh, must go with one; pass mesh=...")
+    if like is not None and mesh is not None:
+        raise ValueError("like: given with a mesh, must be one of them; the placements of like's DTensors count")
+    by_name = None if like is None else nodes(like, abstract=True)
+    ranks = ranks_of(by_name or {}) if mesh is None else over(members_of(mesh))
+    place, checkpoints = _agreed(path, ranks)
+    read: list[TensorDict] = []
+
+    def act() -> bytes:
+        read.append(_read(place, checkpoints, keys, by_name, mesh, layout, rename or {}, ranks))
+        return b""
+
+    together(ranks or ALONE, act)
+    return read[0]
+
+
+def _read(
+    place: Place,
+    checkpoints: Place | None,
+    keys: Sequence[str] | None,
+    by_name: Mapping[str, Leaf] | None,
+    mesh: DeviceMesh | None,
+    layout: Layout | None,
+    rename: Mapping[str, str],
+    ranks: Ranks | None,
+) -> TensorDict:
+    """Read what `load` was asked for, as far as it is for this rank."""
     try:
-        return read_tree(folder, keys)
+        manifest = read_manifest(place)
+        names = _renamed(place, manifest, rename)
+        wanted = {name: manifest.nodes[stored] for stored, name in names.items()}
+        picked = set(chosen(place, wanted, keys))
+        aim_at = {stored: name for stored, name in names.items() if name in picked}
+        if by_name is not None:
+            asked = by_name if keys is None else {name: by_name[name] for name in chosen(place, _kinds(by_name), keys)}
+            _check_like(place, {name: wanted[name] for name in picked}, asked)
+        target = _targets(by_name, mesh, layout, [name for name in picked if isinstance(wanted[name], Array)])
+        return read_tree(place, manifest, Aim(aim_at, target, ranks is None or ranks.rank == 0))
     except CheckpointError:
         if checkpoints is not None:
             latest(checkpoints)  # when the newest is damaged, this error also names the nearest good one
         raise
 
 
-def read_info(path: str | os.PathLike[str]) -> dict[str, Any]:
+def resolve(path: Path | str | Place) -> Where:
+    """Name the checkpoint that a path means; `path` as for `load`."""
+    return where(_resolve(path)[0])
+
+
+def read_info(path: Path | str | Place) -> dict[str, Any]:
     """Read the `info` that a checkpoint was saved with; `path` as for `load`."""
-    folder, _ = _resolve(Path(path))
-    return read_attributes(folder, read_manifest(folder)).info
+    place, _ = _resolve(path)
+    return read_attributes(place, read_manifest(place)).info
 
 
-def describe(path: str | os.PathLike[str]) -> list[Row]:
+def has_recipe(path: Path | str | Place) -> bool:
+    """Say whether a checkpoint holds a recipe; `path` as for `load`."""
+    place, _ = _resolve(path)
+    return read_manifest(place).nodes.get(RECIPE) == "recipe"
+
+
+def describe(path: Path | str | Place) -> list[Row]:
     """List the leaves of a checkpoint from its manifest, without reading them; `path` as for `load`."""
-    folder, _ = _resolve(Path(path))
+    place, _ = _resolve(path)
     return [
         Row(at.replace("/", "."), node.shape, node.dtype, math.prod(node.shape) * STORED[node.dtype][1].itemsize)
-        for at, node in read_manifest(folder).nodes.items()
+        for at, node in read_manifest(place).nodes.items()
         if isinstance(node, Array)
     ]
 
 
-def _resolve(path: Path) -> tuple[Path, Path | None]:
+def _resolve(path: Path | str | Place) -> tuple[Place, Place | None]:
     """Find the checkpoint that a path means, and the folder of checkpoints it was the newest in."""
+    place = place_of(path)
     try:
-        inside = os.listdir(path)
+        inside = place.names()
     except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(f"{path}: must be a folder that is there; check the path") from None
+        raise CheckpointError(f"{place}: must be a folder that is there; check the path") from None
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror}); make it readable") from error
-    if STEP.fullmatch(path.name) or not {COMMIT, MANIFEST, METADATA}.isdisjoint(inside):
-        return path, None
-    for checkpoints in (path / "checkpoints", path):
-        if found := newest(checkpoints):
+        why = error.strerror or said(error)
+        raise CheckpointError(f"{place}: cannot be read ({why}); make it readable") from error
+    if STEP.fullmatch(place.name) or not {COMMIT, MANIFEST, METADATA}.isdisjoint(inside):
+        return place, None
+    for checkpoints in (place.child("checkpoints"), place):
+        if found := newest_place(checkpoints):
             return found, checkpoints
-    raise CheckpointError(f"{path}: must be a checkpoint or a folder with one in it; check the path")
+    raise CheckpointError(f"{place}: must be a checkpoint or a folder with one in it; check the path")
 
 
-def _holds(target: Path, found: Mapping[str, Leaf]) -> bool:
-    """Say whether the state is there already; False when nothing is, or only the rest of an unfinished save."""
-    if not os.path.lexists(target):
+def _agreed(path: Path | str | Place, ranks: Ranks | None) -> tuple[Place, Place | None]:
+    """The same, on several ranks the one that the first of them sees: a listing may differ from machine to machine."""
+    if ranks is None or ranks.size == 1:
+        return _resolve(path)
+    place, checkpoints = place_of(path), None
+
+    def resolve() -> bytes:
+        nonlocal place, checkpoints
+        if ranks.rank == 0:
+            place, checkpoints = _resolve(path)
+        return f"{place}".encode()
+
+    return place_of(together(ranks, resolve)[0].decode()), checkpoints
+
+
+def _renamed(place: Place, manifest: Manifest, rename: Mapping[str, str]) -> dict[str, str]:
+    """Names in the state by path in the checkpoint."""
+    slashed = {old.replace(".", "/"): new.replace(".", "/") for old, new in rename.items()}
+    for old in slashed:
+        if old not in manifest.nodes:
+            raise ValueError(f"rename: {state_path(old)} is not in {place}, must be; see describe(path) for what is")
+    names: dict[str, str] = {}
+    for path in manifest.nodes:
+        # The longest name that fits: a leaf's own before its branch's.
+        fits = [old for old in slashed if f"{path}/".startswith(f"{old}/")]
+        old = max(fits, key=len, default="")
+        names[path] = slashed[old] + path[len(old) :] if old else path
+    leaves: dict[str, str] = {}
+    for path, name in names.items():
+        if manifest.nodes[path] != "group":
+            if name in leaves:
+                raise ValueError(
+                    f"rename: {state_path(leaves[name])} and {state_path(path)} would both be {state_path(name)}, "
+                    f"must differ; change one"
+                )
+            leaves[name] = path
+    return names
+
+
+def _kinds(listed: Mapping[str, Leaf]) -> dict[str, Any]:
+    return {path: "group" if leaf is None else "recipe" for path, leaf in listed.items()}
+
+
+def _check_like(place: Place, have: Mapping[str, Any], want: Mapping[str, Leaf]) -> None:
+    """List all differences between what is stored and what is wanted."""
+    stored = {state_path(name): _shown(node) for name, node in have.items() if node != "group"}
+    wanted = {state_path(name): _shown(leaf) for name, leaf in want.items() if leaf is not None}
+    if wrong := differences(stored, wanted):
+        fix = "take a checkpoint of the same model, or name what to read with keys and rename"
+        raise CheckpointError(f"{place}: {wrong}; {fix}")
+
+
+def differences(have: Mapping[str, str], want: Mapping[str, str]) -> str:
+    """List what is missing, what is extra and what has another form, by name and form; "" when nothing is.
+
+    >>> differences({"a": "float32 (2,)", "c": "bool ()"}, {"a": "float32 (3,)", "b": "bool ()"})
+    'missing b (bool ()); extra c (bool ()); a: is float32 (2,), must be float32 (3,)'
+    """
+    wrong = [f"missing {name} ({want[name]})" for name in sorted(want.keys() - have.keys())]
+    wrong += [f"extra {name} ({have[name]})" for name in sorted(have.keys() - want.keys())]
+    wrong += [
+        f"{name}: is {have[name]}, must be {want[name]}"
+        for name in sorted(have.keys() & want.keys())
+        if have[name] != want[name]
+    ]
+    more = f" and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
+    return "; ".join(wrong[:LISTED]) + more
+
+
+def _shown(what: Any) -> str:
+    if isinstance(what, Tensor):
+        return f"{dtype_name(what)} {tuple(what.shape)}"
+    return f"{what.dtype} {what.shape}" if isinstance(what, Array) else "a recipe"
+
+
+def _targets(
+    like: Mapping[str, Leaf] | None, mesh: DeviceMesh | None, layout: Layout | None, names: Sequence[str]
+) -> Callable[[str, Array], Target]:
+    """Where each leaf is to lie."""
+    if mesh is not None:
+        rules = dict(layout or {})
+        for pattern in rules:
+            if not any(fnmatchcase(name.replace("/", "."), pattern) for name in names):
+                raise ValueError(f"layout: {pattern!r} fits no leaf, must fit one; see describe(path) for their names")
+        everywhere = [Replicate()] * mesh.ndim
+
+        def on_mesh(name: str, node: Array) -> Target:
+            fits = (each for pattern, each in rules.items() if fnmatchcase(name.replace("/", "."), pattern))
+            return sharded(name, node.shape, mesh, next(fits, everywhere))
+
+        return on_mesh
+
+    def plain(name: str, node: Array) -> Target:
+        leaf = None if like is None else like[name]
+        whole = tuple((0, n) for n in node.shape)
+        return target_of(leaf) if isinstance(leaf, Tensor) else Target(node.shape, whole)
+
+    return plain
+
+
+def _is_taken(target: Place) -> bool:
+    """Say whether a checkpoint is there already; False when nothing is, or only the rest of an unfinished save."""
+    try:
+        inside = target.names()
+    except FileNotFoundError:
+        if target.parent.has(target.name):  # a link to nowhere
+            raise _something_else(target) from None
         return False
-    if target.is_symlink() or not target.is_dir():
-        raise CheckpointError(f"{target}: must be a new folder, something else is there; choose another path")
-    if os.path.lexists(target / COMMIT):
-        if _same(nodes(read_tree(target)), found):
-            return True
-        raise CheckpointError(f"{target}: another state is stored there already; choose another path or remove it")
-    ours = STEP.fullmatch(target.name) or (target / METADATA).is_file() or not any(target.iterdir())
+    except NotADirectoryError:
+        if not target.parent.has(target.name):
+            return False  # something above is in the way, as whoever makes the folders will say
+        raise _something_else(target) from None
+    if isinstance(target, Folder) and target.at.is_symlink():
+        raise _something_else(target)
+    if COMMIT in inside:
+        return True
+    ours = STEP.fullmatch(target.name) or METADATA in inside or not inside
     if not ours:
         raise CheckpointError(f"{target}: must be a new folder, this one holds other files; choose another path")
     return False
 
 
-def _same(stored: Mapping[str, Leaf], found: Mapping[str, Leaf]) -> bool:
-    if stored.keys() != found.keys():
+def _something_else(target: Place) -> CheckpointError:
+    return CheckpointError(f"{target}: must be a new folder, something else is there; choose another path")
+
+
+def _same_here(target: Place, found: Found) -> bool:
+    """Say whether a checkpoint has this state, as far as it is held here."""
+    manifest = read_manifest(target)
+    if list(manifest.nodes) != list(found):
         return False
     for path, leaf in found.items():
+        node = manifest.nodes[path]
+        kind = "array" if isinstance(node, Array) else node
+        if kind != ("array" if isinstance(leaf, Held) else "group" if leaf is None else "recipe"):
+            return False
+        if isinstance(node, Array) and isinstance(leaf, Held) and (node.dtype, node.shape) != (leaf.dtype, leaf.shape):
+            return False
+
+    def part(name: str, node: Array) -> Target:
+        leaf = found[name]
+        assert isinstance(leaf, Held)
+        return Target(node.shape, leaf.box)
+
+    stored = nodes(read_tree(target, manifest, Aim({path: path for path in found}, part)))
+    for path, leaf in found.items():
         other = stored[path]
-        if not isinstance(leaf, Tensor) or not isinstance(other, Tensor):
-            if leaf is not other and leaf != other:
+        if isinstance(leaf, Held) and isinstance(other, Tensor):
+            if not np.array_equal(_bits(leaf.local), _bits(other)):
                 return False
-        elif (leaf.dtype, leaf.shape) != (other.dtype, other.shape) or not np.array_equal(_bits(leaf), _bits(other)):
+        elif leaf is not other and leaf != other:
             return False
     return True
 
 
 def _bits(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return array_of(tensor).reshape(-1).view(np.uint8)
-
-
-@contextlib.contextmanager
-def _parents(target: Path) -> Iterator[None]:
-    """Make the folders above a checkpoint, clear them of dead saves; if the save fails, what was made goes again."""
-    made: list[Path] = []
-    try:
-        disk.make_folder(target.parent, made)
-        disk.sweep(target.parent)
-        yield
-    except BaseException:
-        for folder in reversed(made):
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)
-        raise
-
-
-@contextlib.contextmanager
-def _refusals(target: Path, size_bytes: int) -> Iterator[None]:
-    """Turn what the disk refuses into one line with its fix."""
-    try:
-        yield
-    except OSError as error:
-        fix = f"make {target.parent} writable or set another run.dir"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            fix = f"free {size_bytes / 1e6:.0f} MB or set another run.dir"
-        elif error.errno == errno.ENOTDIR:
-            fix = f"move {error.filename} out of the way or set another run.dir"
-        elif error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            fix = "check the disk"
-        why = f"not saved ({error.strerror}), older checkpoints are untouched"
-        raise CheckpointError(f"{target}: {why}; {fix}") from error

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import NonTensorData, TensorDict
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from lib.config import Recipe
 from lib.errors import CheckpointError
@@ -69,8 +70,13 @@ def state_path(path: str) -> str:
     return "state." + path.replace("/", ".")
 
 
-def nodes(state: TensorDict, above: str = "") -> dict[str, Leaf]:
+def nodes(state: TensorDict, above: str = "", *, abstract: bool = False) -> dict[str, Leaf]:
     """List the nodes of a state by path, branches before what they hold, in the state's own order.
+
+    Args:
+        state: the state, or a branch of it.
+        above: path of the branch, with a slash at its end.
+        abstract: leaves may be meta tensors.
 
     Raises:
         CheckpointError: a node has no place in a checkpoint; the message names it.
@@ -86,9 +92,9 @@ def nodes(state: TensorDict, above: str = "") -> dict[str, Leaf]:
             found[path] = value
         elif type(value) is TensorDict:
             found[path] = None
-            found.update(nodes(value, f"{path}/"))
+            found.update(nodes(value, f"{path}/", abstract=abstract))
         else:
-            _check_tensor(path, value)
+            _check_tensor(path, value, abstract)
             found[path] = value
     if state.batch_size:
         where = state_path(above.rstrip("/")).rstrip(".")
@@ -97,14 +103,17 @@ def nodes(state: TensorDict, above: str = "") -> dict[str, Leaf]:
 
 
 def assemble(found: Mapping[str, Leaf]) -> TensorDict:
-    """Put nodes back together; the inverse of `nodes`."""
+    """Put nodes back together; the inverse of `nodes`. Branches that are not named are made."""
     tree: Tree = {}
-    branches = {"": tree}
     for path, value in found.items():
-        above, _, name = path.rpartition("/")
-        branches[above][name] = NonTensorData(value) if isinstance(value, Recipe) else {} if value is None else value
+        *above, name = path.split("/")
+        branch = tree
+        for step in above:
+            branch = branch.setdefault(step, {})
         if value is None:
-            branches[path] = branches[above][name]
+            branch.setdefault(name, {})
+        else:
+            branch[name] = NonTensorData(value) if isinstance(value, Recipe) else value
     return _in_order(tree)
 
 
@@ -180,12 +189,13 @@ def _first_twins(names: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
-def _check_tensor(path: str, value: Any) -> None:
+def _check_tensor(path: str, value: Any, abstract: bool) -> None:
     where = state_path(path)
     if not isinstance(value, Tensor):
         kind = type(value).__name__
         raise CheckpointError(f"{where}: a {kind} must be a tensor (only the recipe is none); make it one or drop it")
-    plain = value.layout == torch.strided and not value.is_meta and not hasattr(value, "__tensor_flatten__")
+    known = isinstance(value, DTensor) or not hasattr(value, "__tensor_flatten__")
+    plain = value.layout == torch.strided and (abstract or not value.is_meta) and known
     if not plain or too_large(value.shape, value.itemsize):
         raise CheckpointError(f"{where}: must be a plain dense tensor with data; make it one or drop it")
     if (dtype := dtype_name(value)) not in STORED:

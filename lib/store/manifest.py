@@ -1,14 +1,15 @@
 """The table of contents of a checkpoint, and what every file in it has to be.
 
 `manifest.json` names each node of the state, in the state's order, with shape, logical dtype and cut of its array,
-and each file with size and sha256. `COMMIT` holds the manifest's own sha256 (in the form that `sha256sum -c COMMIT`
-reads). A manifest that decodes here is consistent in itself: its files are exactly those its nodes call for, so
-nothing is allocated or opened on the word of a damaged or hostile one. Nothing here opens a file.
+and each file with its size and the crc32c of each of its chunks. `COMMIT` holds the manifest's own sha256 (in the form
+that `sha256sum -c COMMIT` reads). A manifest that decodes here is consistent in itself: its files are exactly those its
+nodes call for, so nothing is allocated or opened on the word of a damaged or hostile one. Nothing here opens a file.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,7 +17,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from lib.errors import CheckpointError
 from lib.store.leaves import RECIPE, STORED, check_names, state_path, too_large
-from lib.store.shards import Layout, array_json, count, file_size, group_json, keys
+from lib.store.shards import Layout, array_json, count, crc32c, file_size, group_json, keys, stored
 
 __all__ = [
     "COMMIT",
@@ -35,6 +36,7 @@ __all__ = [
     "documents",
     "encode",
     "encode_attributes",
+    "file_of",
     "owner",
 ]
 
@@ -49,10 +51,14 @@ Cell = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 
 class File(Struct, frozen=True, forbid_unknown_fields=True):
-    """A file: size in bytes and digest."""
+    """A file: size in bytes, and the crc32c of each chunk in it, in order, as eight hex digits each; a text is one chunk."""
 
     size: Size
-    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    crc32c: Annotated[str, Meta(pattern="^([0-9a-f]{8})*$")]
+
+    def checksum(self, number: int) -> bytes:
+        """The crc32c of a chunk, as it stands in the file."""
+        return bytes.fromhex(self.crc32c[8 * number : 8 * number + 8])
 
 
 class Array(Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,6 +113,16 @@ def encode(manifest: Manifest) -> bytes:
     """Write a manifest; files in sorted order, so equal ones have equal bytes."""
     ordered = Manifest(manifest.format, manifest.nodes, dict(sorted(manifest.files.items())))
     return msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n"
+
+
+def file_of(size: int, checksums: Iterable[bytes]) -> File:
+    """Describe a file.
+
+    Args:
+        size: in bytes.
+        checksums: crc32c of each of its chunks.
+    """
+    return File(size, b"".join(checksums).hex())
 
 
 def commit_of(manifest: bytes) -> bytes:
@@ -212,14 +228,15 @@ def _check_files(manifest: Manifest, where: str) -> None:
     # Counted before anything is listed: a shape of 2**60 must cost nothing.
     if sum(count(array.layout) for array in arrays.values()) > len(manifest.files):
         raise CheckpointError(f"{where}: its arrays call for more files than it lists; {FIX}")
-    have = {name: file.size for name, file in manifest.files.items()}
-    want = {METADATA: have.get(METADATA, 0)}
+    have = {name: (file.size, len(file.crc32c)) for name, file in manifest.files.items()}
+    want = {METADATA: (have.get(METADATA, (0, 0))[0], 8)}
     for path, array in arrays.items():
         itemsize = STORED[array.dtype][1].itemsize
-        want |= {f"{path}/{key}": file_size(array.layout, itemsize, index) for index, key in keys(array.layout)}
+        for index, key in keys(array.layout):
+            want[f"{path}/{key}"] = file_size(array.layout, itemsize, index), 8 * stored(array.layout, index)
     for name, data in documents(manifest.nodes).items():
-        want[name] = len(data)
-        if name in have and manifest.files[name].sha256 != hashlib.sha256(data).hexdigest():
+        want[name] = len(data), 8
+        if name in have and manifest.files[name].checksum(0) != crc32c(data):
             raise CheckpointError(f"{where}: {name} must say of its node what the manifest says; {FIX}")
     for name, _ in sorted(want.items() ^ have.items()):
         raise CheckpointError(f"{where}: {name} is not as its nodes call for; {FIX}")

@@ -1,25 +1,26 @@
-"""Reading a checkpoint: nothing is believed until its digest is seen to be right.
+"""Reading a checkpoint: nothing is believed until its checksum is seen to be right.
 
 Guarantees: what is returned is, bit by bit, what was written; any file that is missing, unexpected, cut short,
 changed, or not a regular file is an error that names it and its leaf. Nothing read is ever run, and no size is
-believed before a file has it.
+believed before a file has it. A part of a leaf is read by the chunks it lies in, straight into its place.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import hashlib
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 from tensordict import TensorDict
-from torch import Tensor
 
 from lib.config import Recipe
 from lib.errors import CheckpointError
-from lib.store import disk
+from lib.store.grid import Box, overlap
 from lib.store.leaves import RECIPE, Leaf, array_of, assemble, empty, state_path
 from lib.store.manifest import (
     COMMIT,
@@ -29,33 +30,52 @@ from lib.store.manifest import (
     Array,
     Attributes,
     Manifest,
+    Node,
     commit_of,
     decode,
     decode_attributes,
     owner,
 )
-from lib.store.shards import fill, keys
+from lib.store.place import Place
+from lib.store.remote import said
+from lib.store.sharded import Target
+from lib.store.shards import CRC_BYTES, chunks, crc32c, file_box, inside, keys, tail
 
-__all__ = ["is_committed", "read_attributes", "read_manifest", "read_tree", "verify"]
+__all__ = ["Aim", "chosen", "is_committed", "read_attributes", "read_manifest", "read_tree", "verify"]
 
 LISTED = 8  # names in one error line
+THREADS = 8  # files read at once: on a bucket it is all waiting, on a disk four keep two cores busy
 
 
-def is_committed(folder: Path) -> bool:
+class Aim(NamedTuple):
+    """What is to come of a checkpoint.
+
+    Attributes:
+        nodes: path in the checkpoint -> path in the state; branches before what they hold.
+        target: where a leaf of the state is to lie.
+        all_here: every file is read here; else only what lies in this rank's parts.
+    """
+
+    nodes: Mapping[str, str]
+    target: Callable[[str, Array], Target]
+    all_here: bool = True
+
+
+def is_committed(place: Place) -> bool:
     """Say whether COMMIT is there and matches the manifest: cheap, looks at no other file.
 
     Raises:
         CheckpointError: the two may be there but cannot be read.
     """
     try:
-        return disk.read_bytes(folder / COMMIT) == commit_of(disk.read_bytes(folder / MANIFEST))
+        return place.read(COMMIT) == commit_of(place.read(MANIFEST))
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        raise _unreadable(folder, error) from error
+        raise _unreadable(f"{place}", error) from error
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(place: Place) -> Manifest:
     """Read the manifest, checked against COMMIT and in itself.
 
     Raises:
@@ -64,93 +84,88 @@ def read_manifest(folder: Path) -> Manifest:
     found: dict[str, bytes] = {}
     for name in (COMMIT, MANIFEST):
         try:
-            found[name] = disk.read_bytes(folder / name)
+            found[name] = place.read(name)
         except (FileNotFoundError, NotADirectoryError):
-            if not folder.is_dir():
-                raise CheckpointError(f"{folder}: must be a folder that is there; check the path") from None
-            raise CheckpointError(f"{folder}: {name} is missing, so this is no finished checkpoint; {FIX}") from None
+            if not _there(place):
+                raise CheckpointError(f"{place}: must be a folder that is there; check the path") from None
+            raise CheckpointError(f"{place}: {name} is missing, so this is no finished checkpoint; {FIX}") from None
         except OSError as error:
-            raise _unreadable(folder / name, error) from error
+            raise _unreadable(f"{place}/{name}", error) from error
     if found[COMMIT] != commit_of(found[MANIFEST]):
-        raise CheckpointError(f"{folder}: {COMMIT} must hold the sha256 of {MANIFEST}, one of them is damaged; {FIX}")
-    return decode(found[MANIFEST], f"{folder / MANIFEST}")
+        raise CheckpointError(f"{place}: {COMMIT} must hold the sha256 of {MANIFEST}, one of them is damaged; {FIX}")
+    return decode(found[MANIFEST], f"{place}/{MANIFEST}")
 
 
-def read_attributes(folder: Path, manifest: Manifest) -> Attributes:
+def read_attributes(place: Place, manifest: Manifest) -> Attributes:
     """Read what the root group says of the checkpoint.
 
     Raises:
         CheckpointError: its `zarr.json` is damaged.
     """
-    with _faults(folder, manifest, METADATA):
-        data = disk.read_bytes(folder / METADATA)
-    if hashlib.sha256(data).hexdigest() != manifest.files[METADATA].sha256:
-        raise CheckpointError(_damaged(folder, manifest, METADATA))
-    attributes = decode_attributes(data, f"{folder / METADATA}")
+    data = _text(place, manifest, METADATA)
+    attributes = decode_attributes(data, f"{place}/{METADATA}")
     if (attributes.recipe is msgspec.UNSET) == (manifest.nodes.get(RECIPE) == "recipe"):
-        raise CheckpointError(f"{folder / METADATA}: must hold a recipe just when {MANIFEST} names one; {FIX}")
+        raise CheckpointError(f"{place}/{METADATA}: must hold a recipe just when {MANIFEST} names one; {FIX}")
     return attributes
 
 
-def verify(folder: Path) -> None:
+def verify(place: Place) -> None:
     """Check every byte of a checkpoint, without keeping it.
 
     Raises:
         CheckpointError: names what is damaged.
     """
-    manifest = read_manifest(folder)
-    _check_listing(folder, manifest)
-    read_attributes(folder, manifest)
-    for name in manifest.files:
-        _check_file(folder, manifest, name)
+    manifest = read_manifest(place)
+    with _held(place):
+        check_listing(place, manifest)
+        read_attributes(place, manifest)
+        files = [
+            (path, node, index, key, None)
+            for path, node in manifest.nodes.items()
+            if isinstance(node, Array)
+            for index, key in keys(node.layout)
+        ]
+        _all(_one_text(place, manifest), [path for path, node in manifest.nodes.items() if node != "recipe"])
+        _all(lambda file: _read_file(place, manifest, *file), files)
 
 
-def read_tree(folder: Path, names: Sequence[str] | None = None) -> TensorDict:
-    """Read a state, or the sub-trees that `names` names, and check every byte of it.
+def read_tree(place: Place, manifest: Manifest, aim: Aim) -> TensorDict:
+    """Read a state, and check every byte of what is read.
 
     Raises:
-        CheckpointError: names what is damaged, or the sub-tree that is not there.
+        CheckpointError: names what is damaged.
     """
-    manifest = read_manifest(folder)
-    _check_listing(folder, manifest)
-    attributes = read_attributes(folder, manifest)
-    found: dict[str, Leaf] = {}
-    for path in _chosen(folder, manifest, names):
-        node = manifest.nodes[path]
-        if node == "recipe":
-            found[path] = _recipe(folder, attributes)
-            continue
-        _check_file(folder, manifest, f"{path}/{METADATA}")
-        found[path] = _read_array(folder, manifest, path, node) if isinstance(node, Array) else None
+    with _held(place):
+        if aim.all_here:
+            check_listing(place, manifest)
+        attributes = read_attributes(place, manifest)
+        found: dict[str, Leaf] = {}
+        texts, files = [], []
+        for path, name in aim.nodes.items():
+            node = manifest.nodes[path]
+            if node == "recipe":
+                found[name] = _recipe(place, attributes)
+                continue
+            texts.append(path)
+            found[name] = None
+            if isinstance(node, Array):
+                target = aim.target(name, node)
+                local = empty(node.dtype, tuple(stop - start for start, stop in target.box) if node.shape else ())
+                part = _Part(array_of(local), target.box)
+                files += [(path, node, index, key, part) for index, key in _needed(node, target.box)]
+                found[name] = target.filled(local)
+        if aim.all_here:
+            _all(_one_text(place, manifest), texts)
+        _all(lambda file: _read_file(place, manifest, *file), files)
     return assemble(found)
 
 
-def _read_array(folder: Path, manifest: Manifest, path: str, node: Array) -> Tensor:
-    tensor = empty(node.dtype, node.shape)
-    array = array_of(tensor)
-    for index, key in keys(node.layout):
-        name = f"{path}/{key}"
-        with _faults(folder, manifest, name), disk.reading(folder / name) as (_, read, sha256):
-            in_order = fill(array, node.layout, index, read)
-            if sha256() != manifest.files[name].sha256:
-                raise CheckpointError(_damaged(folder, manifest, name))
-            if not in_order:
-                raise CheckpointError(f"{_at(folder, manifest, name)} must hold its chunks in order; {FIX}")
-    return tensor
-
-
-def _check_file(folder: Path, manifest: Manifest, name: str) -> None:
-    with _faults(folder, manifest, name):
-        if disk.digest(folder / name) != manifest.files[name].sha256:
-            raise CheckpointError(_damaged(folder, manifest, name))
-
-
-def _check_listing(folder: Path, manifest: Manifest) -> None:
+def check_listing(place: Place, manifest: Manifest) -> None:
     """Hold the files that are there, and their sizes, against the manifest; list what differs in one line."""
     try:
-        have = disk.listing(folder)
+        have = place.listing()
     except OSError as error:
-        raise _unreadable(folder, error) from error
+        raise _unreadable(f"{place}", error) from error
     wrong = []
     for name in sorted({*manifest.files, *have} - {COMMIT, MANIFEST}):
         node = owner(manifest, name)
@@ -165,59 +180,191 @@ def _check_listing(folder: Path, manifest: Manifest) -> None:
             wrong.append(f"{shown} has {have[name]} bytes, must have {manifest.files[name].size}")
     if wrong:
         more = f" and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
-        raise CheckpointError(f"{folder}: {', '.join(wrong[:LISTED])}{more}; {FIX}")
+        raise CheckpointError(f"{place}: {', '.join(wrong[:LISTED])}{more}; {FIX}")
 
 
-def _chosen(folder: Path, manifest: Manifest, names: Sequence[str] | None) -> list[str]:
-    """Paths of the nodes at, below and above `names`; a name is written with slashes or with dots."""
+def chosen(place: Place, nodes: Mapping[str, Node], names: Sequence[str] | None) -> list[str]:
+    """Paths of the nodes at, below and above `names`; a name is written with slashes or with dots.
+
+    Raises:
+        CheckpointError: a name is not there; the nearest one is named.
+        ValueError: `names` is no list.
+    """
     if names is None:
-        return list(manifest.nodes)
+        return list(nodes)
     if isinstance(names, str):
         raise ValueError(f"keys={names!r} must be a list of names; write keys=[{names!r}]")
     roots = []
-    dotted = {path.replace("/", "."): path for path in manifest.nodes}
+    dotted = {path.replace("/", "."): path for path in nodes}
     for name in names:
-        if name not in manifest.nodes and name not in dotted:
+        if name not in nodes and name not in dotted:
             near = difflib.get_close_matches(name, dotted, n=1) or [path for path in dotted if "." not in path]
             raise CheckpointError(
-                f"{folder}: {state_path(name)} is not in this checkpoint; did you mean {', '.join(near)}?"
+                f"{place}: {state_path(name)} is not in this checkpoint; did you mean {', '.join(near)}?"
             )
-        roots.append(name if name in manifest.nodes else dotted[name])
+        roots.append(name if name in nodes else dotted[name])
     return [
         path
-        for path in manifest.nodes
+        for path in nodes
         if any(f"{path}/".startswith(f"{root}/") or root.startswith(f"{path}/") for root in roots)
     ]
 
 
-def _recipe(folder: Path, attributes: Attributes) -> Recipe:
+class _Part(NamedTuple):
+    """Memory to be filled, and which part of a leaf it is for."""
+
+    array: NDArray[Any]
+    box: Box
+
+
+def _needed(node: Array, box: Box) -> Iterator[tuple[tuple[int, ...], str]]:
+    if not node.shape:
+        yield from keys(node.layout)
+        return
+    for index, key in keys(node.layout):
+        if overlap(file_box(node.layout, index), box):
+            yield index, key
+
+
+def _read_file(
+    place: Place, manifest: Manifest, path: str, node: Array, index: tuple[int, ...], key: str, part: _Part | None
+) -> None:
+    """Read what a file has of a part of its leaf into its place; part=None = check all of it and keep nothing."""
+    name, layout = f"{path}/{key}", node.layout
+    file = manifest.files[name]
+    stride = (file.size - len(tail(layout, index, 1))) // (len(file.crc32c) // 8)
+    checksum, complete = np.empty(CRC_BYTES, np.uint8), True
+    with _faults(place, manifest, name), place.source(name) as source:
+        if source.size != file.size:
+            raise CheckpointError(f"{_at(place, manifest, name)} has {source.size} bytes, must have {file.size}; {FIX}")
+        for number, ranges in enumerate(chunks(layout, index)):
+            block, straight = _block(ranges, part)
+            if block is None and part is not None:
+                complete = False
+                continue
+            if block is not None and straight and block.shape == layout.chunk:
+                buffer = block.reshape(-1).view(np.uint8)
+            else:
+                buffer = np.empty(stride - CRC_BYTES, np.uint8)
+            source.read(number * stride, [buffer, checksum])
+            if not crc32c(buffer) == checksum.tobytes() == file.checksum(number):
+                raise CheckpointError(_damaged(place, manifest, name))
+            if part is not None and block is not None and not (straight and block.shape == layout.chunk):
+                _place(buffer, ranges, part, block, layout.chunk)
+        if complete and (want := tail(layout, index, (stride - CRC_BYTES) // _volume(layout.chunk))):
+            table = np.empty(len(want), np.uint8)
+            source.read(file.size - len(want), [table])
+            if table.tobytes() != want:
+                raise CheckpointError(_damaged(place, manifest, name))
+
+
+def _block(ranges: tuple[slice, ...], part: _Part | None) -> tuple[NDArray[Any] | None, bool]:
+    """The memory that a chunk goes to, and whether all of the chunk goes there as it stands."""
+    if part is None:
+        return None, False
+    box = tuple((s.start, s.stop) for s in ranges)
+    common = overlap(box, part.box) if box else box
+    if common is None:
+        return None, False
+    origin = tuple(start for start, _ in part.box)
+    block: NDArray[Any] = part.array[inside(tuple(slice(*edges) for edges in common), origin)]
+    return block, common == box and block.flags.c_contiguous
+
+
+def _place(
+    buffer: NDArray[np.uint8], ranges: tuple[slice, ...], part: _Part, block: NDArray[Any], chunk: tuple[int, ...]
+) -> None:
+    """Copy what is wanted of a chunk, which may be padded."""
+    box = tuple((s.start, s.stop) for s in ranges)
+    common = overlap(box, part.box) if box else box
+    assert common is not None
+    values = buffer.view(part.array.dtype).reshape(chunk)
+    block[...] = values[inside(tuple(slice(*edges) for edges in common), tuple(start for start, _ in box))]
+
+
+def _volume(chunk: tuple[int, ...]) -> int:
+    volume = 1
+    for n in chunk:
+        volume *= n
+    return volume
+
+
+def _all(act: Callable[[Any], None], items: Sequence[Any]) -> None:
+    """Do it for each, several at once; the first failure in their order is raised."""
+    if len(items) < 2:
+        for item in items:
+            act(item)
+        return
+    with ThreadPoolExecutor(THREADS) as pool:
+        for _ in pool.map(act, items):
+            pass
+
+
+def _one_text(place: Place, manifest: Manifest) -> Callable[[str], None]:
+    def check(path: str) -> None:
+        _text(place, manifest, f"{path}/{METADATA}")
+
+    return check
+
+
+def _text(place: Place, manifest: Manifest, name: str) -> bytes:
+    with _faults(place, manifest, name):
+        data = place.read(name)
+    if len(data) != manifest.files[name].size or crc32c(data) != manifest.files[name].checksum(0):
+        raise CheckpointError(_damaged(place, manifest, name))
+    return data
+
+
+def _recipe(place: Place, attributes: Attributes) -> Recipe:
     try:
         return msgspec.convert(attributes.recipe, Recipe, strict=True)
     except (msgspec.ValidationError, ValueError) as error:
-        raise CheckpointError(f"{folder}: state.recipe: {error}; read it with the purestep that wrote it") from None
+        raise CheckpointError(f"{place}: state.recipe: {error}; read it with the purestep that wrote it") from None
 
 
 @contextlib.contextmanager
-def _faults(folder: Path, manifest: Manifest, name: str) -> Iterator[None]:
+def _held(place: Place) -> Iterator[None]:
+    """Keep the checkpoint from being deleted while it is read."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(place.shared())
+        except OSError as error:
+            raise _unreadable(f"{place}", error) from error
+        yield
+
+
+@contextlib.contextmanager
+def _faults(place: Place, manifest: Manifest, name: str) -> Iterator[None]:
     """Turn failures of reading a file into errors that name its leaf."""
     try:
         yield
     except EOFError:
-        raise CheckpointError(f"{_at(folder, manifest, name)} is cut short; {FIX}") from None
+        raise CheckpointError(f"{_at(place, manifest, name)} is cut short; {FIX}") from None
     except FileNotFoundError:
-        raise CheckpointError(f"{_at(folder, manifest, name)} is missing; {FIX}") from None
+        raise CheckpointError(f"{_at(place, manifest, name)} is missing; {FIX}") from None
     except OSError as error:
-        raise _unreadable(folder / name, error) from error
+        raise _unreadable(f"{place}/{name}", error) from error
 
 
-def _at(folder: Path, manifest: Manifest, name: str) -> str:
+def _there(place: Place) -> bool:
+    try:
+        place.names()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise _unreadable(f"{place}", error) from error
+    return True
+
+
+def _at(place: Place, manifest: Manifest, name: str) -> str:
     node = owner(manifest, name)
-    return f"{state_path(node)}: {folder / name}" if node else f"{folder / name}"
+    return f"{state_path(node)}: {place}/{name}" if node else f"{place}/{name}"
 
 
-def _damaged(folder: Path, manifest: Manifest, name: str) -> str:
-    return f"{_at(folder, manifest, name)} must have the sha256 that {MANIFEST} gives it, so it is damaged; {FIX}"
+def _damaged(place: Place, manifest: Manifest, name: str) -> str:
+    return f"{_at(place, manifest, name)} must have the crc32c that {MANIFEST} gives it, so it is damaged; {FIX}"
 
 
-def _unreadable(path: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{path}: cannot be read ({error.strerror}); make it readable or take another checkpoint")
+def _unreadable(path: str, error: OSError) -> CheckpointError:
+    why = error.strerror or said(error)
+    return CheckpointError(f"{path}: cannot be read ({why}); make it readable or take another checkpoint")

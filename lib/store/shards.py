@@ -1,7 +1,8 @@
 """Where the bytes of one array stand on disk: Zarr v3 chunks and shards, put together without Zarr.
 
 Guarantees: any Zarr v3 reader gives back the bits; each chunk carries a crc32c; a chunk that is all fill value is
-stored like any other; one file is written by one writer, in one go. Nothing here opens a file. The work is done by
+stored like any other; one file is written by one writer, in one go; any part of an array can be read by reading only
+the chunks it lies in. Nothing here opens a file. The work is done by
 hand because it is several times faster than zarr-python's sharded writer, which also reads a shard back for each part
 of it that is written.
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -22,8 +23,25 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Layout", "array_json", "count", "file_size", "fill", "group_json", "keys", "pieces", "plan"]
+__all__ = [
+    "CRC_BYTES",
+    "Layout",
+    "array_json",
+    "chunks",
+    "count",
+    "crc32c",
+    "file_box",
+    "file_size",
+    "group_json",
+    "inside",
+    "keys",
+    "pieces",
+    "plan",
+    "stored",
+    "tail",
+]
 
+SMALLEST_CHUNK_BYTES = 1 << 20
 CHUNK_BYTES = 4 << 20  # the unit a reader fetches; 1-16 MB reads well from disks and from object stores
 LARGEST_CHUNK_BYTES = 16 << 20
 SHARD_BYTES = 128 << 20  # the unit a writer writes; small enough that one large leaf still keeps several threads busy
@@ -48,24 +66,36 @@ class Layout(NamedTuple):
     shard: Index | None
 
 
-def plan(shape: Index, itemsize: int) -> Layout:
+def plan(shape: Index, itemsize: int, cell: Index | None = None) -> Layout:
     """Cut an array into chunks of 1-16 MB that are contiguous in memory, and shards of at most 128 MB.
 
     A leaf no larger than 4 MB is one plain chunk. A larger one is cut along the first axis whose rows fit into a chunk,
     into even parts, so that padding stays below one row a part.
 
+    Args:
+        shape: of the array.
+        itemsize: bytes of an element.
+        cell: size of the parts that ranks hold, the last one along a dim shorter; None = one holds it all. Files then
+            do not cross the edges of these parts if a cut into chunks of 1-16 MB allows it; parts below 1 MB share one.
+
     >>> plan((32, 4096, 4096), 4)
     Layout(shape=(32, 4096, 4096), chunk=(1, 256, 4096), shard=(1, 4096, 4096))
+    >>> plan((3 << 20,), 4, cell=(1 << 20,))
+    Layout(shape=(3145728,), chunk=(1048576,), shard=None)
     """
-    whole = tuple(max(1, n) for n in shape)
-    if 0 in shape or math.prod(shape) * itemsize <= CHUNK_BYTES:
-        return Layout(shape, whole, None)
-    axis = next(i for i in range(len(shape)) if math.prod(shape[i + 1 :]) * itemsize <= LARGEST_CHUNK_BYTES)
-    row = math.prod(shape[axis + 1 :]) * itemsize
-    rows = _even(shape[axis], CHUNK_BYTES // row)
-    chunks = _even(-(-shape[axis] // rows), SHARD_BYTES // (rows * row))
-    before, after = (1,) * axis, shape[axis + 1 :]
-    return Layout(shape, (*before, rows, *after), (*before, rows * chunks, *after))
+    part = tuple(max(1, n) for n in shape) if cell is None else _grown(shape, itemsize, cell)
+    if 0 in shape or math.prod(part) * itemsize <= CHUNK_BYTES:
+        return Layout(shape, part, None)
+    axis = next(i for i in range(len(part)) if math.prod(part[i + 1 :]) * itemsize <= LARGEST_CHUNK_BYTES)
+    row = math.prod(part[axis + 1 :]) * itemsize
+    before, after = (1,) * axis, part[axis + 1 :]
+    if part != tuple(shape) and (even := _divisors(part[axis], row)):
+        rows, outer = even
+        return Layout(shape, (*before, rows, *after), (*before, outer, *after))
+    rows = _even(part[axis], CHUNK_BYTES // row)
+    most = SHARD_BYTES // (rows * row)
+    outer = rows * _even(-(-part[axis] // rows), most)
+    return Layout(shape, (*before, rows, *after), (*before, outer, *after))
 
 
 def count(layout: Layout) -> int:
@@ -88,58 +118,65 @@ def file_size(layout: Layout, itemsize: int, index: Index) -> int:
     stride = math.prod(layout.chunk) * itemsize + CRC_BYTES
     if layout.shard is None:
         return stride
-    inside = [
+    return stored(layout, index) * stride + 16 * math.prod(_grid(layout.shard, layout.chunk)) + CRC_BYTES
+
+
+def file_box(layout: Layout, index: Index) -> tuple[tuple[int, int], ...]:
+    """Start and stop, along each dim, of what the file at `index` holds.
+
+    >>> file_box(Layout((5, 2), (2, 2), None), (2, 0))
+    ((4, 5), (0, 2))
+    """
+    outer = layout.shard or layout.chunk
+    return tuple((i * m, min((i + 1) * m, n)) for i, m, n in zip(index, outer, layout.shape, strict=True))
+
+
+def stored(layout: Layout, index: Index) -> int:
+    """Count the chunks that the file at `index` holds, without listing them."""
+    if layout.shard is None:
+        return 1
+    return math.prod(
         min(shard // chunk, -(-(n - i * shard) // chunk))
         for n, chunk, shard, i in zip(layout.shape, layout.chunk, layout.shard, index, strict=True)
-    ]
-    return math.prod(inside) * stride + 16 * math.prod(_grid(layout.shard, layout.chunk)) + CRC_BYTES
+    )
 
 
-def pieces(array: NDArray[Any], layout: Layout, index: Index) -> Iterator[Bytes | bytes]:
-    """Give the bytes of the file at `index`, piece after piece; whole chunks are views of `array`, not copies."""
-    boxes = list(_boxes(layout, index))
-    for box in boxes:
-        if box is not None:
-            raw = _raw(array[_within(box)], layout.chunk)
-            yield raw
-            yield _crc(raw)
-    if layout.shard is not None:
-        table = _table(boxes, math.prod(layout.chunk) * array.itemsize + CRC_BYTES)
-        yield table
-        yield _crc(table)
+def chunks(layout: Layout, index: Index) -> Iterator[tuple[slice, ...]]:
+    """List the chunks of the file at `index` in the order they stand in it, as ranges of the array."""
+    return (box for box in _boxes(layout, index) if box is not None)
 
 
-def fill(array: NDArray[Any], layout: Layout, index: Index, read: Callable[[Bytes], None]) -> bool:
-    """Fill the part of `array` that the file at `index` holds.
+def inside(box: tuple[slice, ...], origin: Index) -> tuple[Any, ...]:
+    """Ranges of an array as ranges of the part of it that begins at `origin`."""
+    moved = (slice(s.start - o, s.stop - o) for s, o in zip(box, origin, strict=True))
+    return (*moved, ...)  # the ellipsis keeps an array of no axes an array
+
+
+def pieces(array: NDArray[Any], layout: Layout, index: Index, origin: Index | None = None) -> Iterator[tuple[Any, ...]]:
+    """Give the bytes of the file at `index`: for each chunk its bytes and its crc32c, at the end the shard's index.
 
     Args:
-        array: C-contiguous, of the layout's shape; written in place.
-        layout: how the array is cut.
+        array: holds at least what the file holds; whole chunks are views of it, not copies.
+        layout: how the whole array is cut.
         index: place of the file in the grid.
-        read: fills the buffer it is given with the file's next bytes.
-
-    Returns:
-        False when the shard's index is not the one of this layout: the part is then not to be used.
+        origin: where in the whole array `array` begins; None = it is the whole.
     """
-    boxes = list(_boxes(layout, index))
-    crc = np.empty(CRC_BYTES, np.uint8)  # not compared: whoever reads compares a digest of the whole file
-    for box in boxes:
-        if box is None:
-            continue
-        block = array[_within(box)]
-        if block.shape == layout.chunk and block.flags.c_contiguous:
-            read(block.reshape(-1).view(np.uint8))
-        else:
-            padded = np.empty(layout.chunk, array.dtype)
-            read(padded.reshape(-1).view(np.uint8))
-            block[...] = padded[tuple(slice(n) for n in block.shape)]
-        read(crc)
+    origin = origin or (0,) * len(layout.shape)
+    for box in chunks(layout, index):
+        raw = _raw(array[inside(box, origin)], layout.chunk)
+        yield raw, crc32c(raw)
+    if layout.shard is not None:
+        yield (tail(layout, index, array.itemsize),)
+
+
+def tail(layout: Layout, index: Index, itemsize: int) -> bytes:
+    """Write what stands behind the chunks of a file: the shard's index and its crc32c; nothing in a plain chunk."""
     if layout.shard is None:
-        return True
-    want = _table(boxes, math.prod(layout.chunk) * array.itemsize + CRC_BYTES)
-    table = np.empty(len(want) + CRC_BYTES, np.uint8)
-    read(table)
-    return table.tobytes() == want + _crc(want)
+        return b""
+    stride, number = math.prod(layout.chunk) * itemsize + CRC_BYTES, itertools.count()
+    rows = [(ABSENT, ABSENT) if box is None else (next(number) * stride, stride) for box in _boxes(layout, index)]
+    table = np.array(rows, "<u8").tobytes()
+    return table + crc32c(table)
 
 
 def array_json(layout: Layout, dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> bytes:
@@ -187,6 +224,29 @@ def _even(total: int, most: int) -> int:
     return -(-total // -(-total // max(1, most)))
 
 
+def _grown(shape: Index, itemsize: int, cell: Index) -> Index:
+    """Put neighbouring parts together, along the last dims first, until they make a chunk of about 1 MB."""
+    part = [max(1, n) for n in cell]
+    for dim in reversed(range(len(shape))):
+        room = max(1, SMALLEST_CHUNK_BYTES // (math.prod(part) * itemsize))
+        part[dim] = max(1, min(shape[dim], part[dim] * room))
+    return tuple(part)
+
+
+def _divisors(total: int, row: int) -> tuple[int, int] | None:
+    """Rows of a chunk of 1-16 MB and of a shard that divide `total`; None when there are none."""
+    fits = [n for n in _factors(total) if LARGEST_CHUNK_BYTES >= n * row >= SMALLEST_CHUNK_BYTES]
+    if not fits:
+        return None
+    rows = max((n for n in fits if n * row <= CHUNK_BYTES), default=min(fits))
+    return rows, rows * max(n for n in _factors(total // rows) if n == 1 or n * rows * row <= SHARD_BYTES)
+
+
+def _factors(total: int) -> list[int]:
+    small = [n for n in range(1, math.isqrt(total) + 1) if total % n == 0]
+    return sorted({*small, *(total // n for n in small)})
+
+
 def _grid(shape: Index, cell: Index) -> Index:
     return tuple(-(-n // m) for n, m in zip(shape, cell, strict=True))
 
@@ -203,10 +263,6 @@ def _boxes(layout: Layout, index: Index) -> Iterator[tuple[slice, ...] | None]:
             yield tuple(map(slice, starts, ends))
 
 
-def _within(box: tuple[slice, ...]) -> tuple[Any, ...]:
-    return (*box, ...)  # the ellipsis keeps an array of no axes an array
-
-
 def _raw(block: NDArray[Any], chunk: Index) -> Bytes:
     if block.shape != chunk:
         padded = np.zeros(chunk, block.dtype)
@@ -215,11 +271,6 @@ def _raw(block: NDArray[Any], chunk: Index) -> Bytes:
     return np.ascontiguousarray(block).reshape(-1).view(np.uint8)
 
 
-def _table(boxes: list[tuple[slice, ...] | None], stride: int) -> bytes:
-    stored = itertools.count()
-    rows = [(ABSENT, ABSENT) if box is None else (next(stored) * stride, stride) for box in boxes]
-    return np.array(rows, "<u8").tobytes()
-
-
-def _crc(data: Bytes | bytes) -> bytes:
+def crc32c(data: Bytes | bytes) -> bytes:
+    """Checksum of some bytes as Zarr's crc32c codec writes it (Castagnoli's polynomial, RFC 3720, little-endian)."""
     return int(google_crc32c.value(data)).to_bytes(CRC_BYTES, "little")

@@ -1,30 +1,31 @@
-"""Writing a checkpoint's files into a fresh folder, which others then see at once or never.
+"""Writing a checkpoint's files, by one rank or by several together, which others then see at once or never.
 
-Guarantees: every file and folder is synced before COMMIT is written; equal states give equal bytes in every file (no
-time, no name of a machine); what could not be read back is refused before anything is written.
+Guarantees: every file has one writer, and a rank writes what it holds itself as far as can be; every file is safe before
+COMMIT is written; equal states cut alike give equal bytes in every file (no time, no name of a machine); what could not be
+read back is refused before anything is written; if one rank fails, all do, and there is no checkpoint.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-import os
-from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
+import numpy as np
 import tensordict
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from lib.config import Recipe
 from lib.errors import CheckpointError
-from lib.store import disk
-from lib.store.leaves import RECIPE, Leaf, array_of, dtype_name, state_path
+from lib.store.grid import Box, Share, deal
+from lib.store.leaves import RECIPE, STORED, array_of, state_path
 from lib.store.manifest import (
-    COMMIT,
     FORMAT,
-    MANIFEST,
     METADATA,
     Array,
     Attributes,
@@ -35,31 +36,40 @@ from lib.store.manifest import (
     documents,
     encode,
     encode_attributes,
+    file_of,
 )
-from lib.store.shards import keys, pieces, plan
+from lib.store.place import Content, Draft, Place
+from lib.store.ranks import Ranks, together
+from lib.store.sharded import Held
+from lib.store.shards import crc32c, file_box, inside, pieces, plan
 
-__all__ = ["check_finite", "describe_run", "write"]
+__all__ = ["Found", "check_finite", "describe_run", "write"]
+
+Found = Mapping[str, Held | Recipe | None]
+"""A state as this rank holds it, by path; None = a branch."""
+
+Bytes = NDArray[np.uint8]
 
 
-def check_finite(found: Mapping[str, Leaf]) -> None:
-    """Check that every parameter is finite.
+def check_finite(found: Found) -> None:
+    """Check that every parameter is finite, as far as it is here.
 
     Raises:
         CheckpointError: names the first leaf that is not.
     """
     for path, leaf in found.items():
-        if f"{path}/".startswith("params/") and isinstance(leaf, Tensor) and leaf.is_floating_point():
-            values = leaf.detach().float() if leaf.itemsize == 1 else leaf.detach()
+        if f"{path}/".startswith("params/") and isinstance(leaf, Held) and leaf.local.is_floating_point():
+            values = leaf.local.detach().float() if leaf.local.itemsize == 1 else leaf.local.detach()
             # One pass without a mask: a sum is finite only if all its terms are.
             if not values.sum().isfinite() and not (finite := values.isfinite()).all():
                 bad = int((~finite).sum())
                 raise CheckpointError(
-                    f"{state_path(path)}: {bad} of {leaf.numel()} values are not finite, parameters must be; "
+                    f"{state_path(path)}: {bad} of {values.numel()} values are not finite, parameters must be; "
                     f"go on from the last checkpoint with a lower optim.lr"
                 )
 
 
-def describe_run(found: Mapping[str, Leaf], info: Mapping[str, Any]) -> Attributes:
+def describe_run(found: Mapping[str, Any], info: Mapping[str, Any]) -> Attributes:
     """Gather what the root group says: format, recipe, versions, and the caller's `info`.
 
     Raises:
@@ -79,45 +89,190 @@ def describe_run(found: Mapping[str, Leaf], info: Mapping[str, Any]) -> Attribut
     return Attributes(FORMAT, versions, told, msgspec.to_builtins(read))
 
 
-def write(folder: Path, found: Mapping[str, Leaf], attributes: Attributes) -> None:
-    """Write all files of a checkpoint, COMMIT last."""
+def write(
+    target: Place, found: Found, attributes: Attributes, ranks: Ranks, explain: Callable[[OSError], Exception]
+) -> None:
+    """Write all files of a checkpoint, COMMIT last. Called on all ranks, with the same leaves in the same order.
+
+    Args:
+        target: where it is to be.
+        found: the state as this rank holds it.
+        attributes: what the root group is to say.
+        ranks: those who write it.
+        explain: turns what a disk refuses into what is told of it.
+
+    Raises:
+        CheckpointError: the ranks do not save one state, or one of them failed; there is no checkpoint then.
+    """
     table = {path: _node(leaf) for path, leaf in found.items()}
-    texts = {METADATA: encode_attributes(attributes), **documents(table)}
-    chunks = [
-        f"{path}/{key}" for path, node in table.items() if isinstance(node, Array) for _, key in keys(node.layout)
-    ]
-    folders = sorted({str(above) for name in [*texts, *chunks] for above in PurePosixPath(name).parents} - {"."})
-    for name in folders:
-        os.mkdir(folder / name)
-    written = disk.write_files((folder / name, parts) for name, parts in _contents(found, table, texts))
-    for name in reversed(folders):
-        disk.sync(folder / name)
-    files = {str(file.relative_to(folder)): File(*facts) for file, facts in written.items()}
-    manifest = encode(Manifest(FORMAT, table, files))
-    disk.write_files([(folder / MANIFEST, [manifest])])
-    disk.write_files([(folder / COMMIT, [commit_of(manifest)])])
-    disk.sync(folder)
+    arrays = {path: leaf for path, leaf in found.items() if isinstance(leaf, Held)}
+    layouts = [(_array(table[path]).layout, leaf.local.itemsize, leaf.grid) for path, leaf in arrays.items()]
+    shares = dict(zip(arrays, deal(layouts, ranks.size), strict=True))
+    if ranks.size > 1:
+        _agree(table, attributes, arrays, ranks)
+    received = _exchange(arrays, shares, ranks)
+    texts = {METADATA: encode_attributes(attributes), **documents(table)} if ranks.rank == 0 else {}
+    files: dict[str, File] = {}
+    with ExitStack() as stack:
+        drafts: list[Draft] = []
+        folders = _folders([*documents(table), *(f"{path}/{share.key}" for path in shares for share in shares[path])])
+
+        def begin() -> bytes:
+            if ranks.rank:
+                return b""
+            drafts.append(stack.enter_context(target.begin()))
+            drafts[0].make(folders)
+            return drafts[0].token.encode()
+
+        token = together(ranks, begin, explain)[0].decode()
+        draft = drafts[0] if drafts else target.join(token)
+
+        def put() -> bytes:
+            mine: dict[str, File] = {}
+            draft.write(list(_contents(arrays, table, shares, received, texts, ranks.rank, mine)))
+            return msgspec.json.encode(mine)
+
+        for told in together(ranks, put, explain):
+            files.update(msgspec.json.decode(told, type=dict[str, File]))
+
+        def seal() -> bytes:
+            if ranks.rank == 0:
+                manifest = encode(Manifest(FORMAT, table, files))
+                draft.seal(folders, manifest, commit_of(manifest))
+            return b""
+
+        together(ranks, seal, explain)
 
 
-def _node(leaf: Leaf) -> Node:
-    if isinstance(leaf, Tensor):
-        layout = plan(tuple(leaf.shape), leaf.itemsize)
-        return Array(dtype_name(leaf), *layout)
+def _node(leaf: Held | Recipe | None) -> Node:
+    if isinstance(leaf, Held):
+        cell = None if leaf.grid is None else leaf.grid.cell
+        return Array(leaf.dtype, *plan(leaf.shape, STORED[leaf.dtype][1].itemsize, cell))
     return "group" if leaf is None else "recipe"
 
 
+def _array(node: Node) -> Array:
+    assert isinstance(node, Array)
+    return node
+
+
+def _folders(names: Sequence[str]) -> list[str]:
+    return sorted({str(above) for name in names for above in PurePosixPath(name).parents} - {"."})
+
+
+def _agree(table: Mapping[str, Node], attributes: Attributes, arrays: Mapping[str, Held], ranks: Ranks) -> None:
+    """Check that all ranks save one state: the same leaves, the same recipe, the same values where each has all of them."""
+    what = msgspec.json.encode([list(table.items()), attributes])
+    plain = [path for path, leaf in arrays.items() if leaf.grid is None]
+    sums = [crc32c(array_of(arrays[path].local).reshape(-1).view(np.uint8)) for path in plain]
+    told = hashlib.sha256(what).digest() + b"".join(sums)
+    for rank, other in enumerate(ranks.share(told)):
+        if other[:32] != told[:32]:
+            raise CheckpointError(
+                f"state: rank {rank} saves another tree, recipe or info than rank {ranks.rank}, all must save one state; "
+                f"make the ranks agree before saving"
+            )
+        for number, path in enumerate(plain):
+            if other[32 + 4 * number : 36 + 4 * number] != sums[number]:
+                raise CheckpointError(
+                    f"{state_path(path)}: rank {rank} has another value than rank {ranks.rank}, a leaf that is no DTensor "
+                    f"must be the same on all; sum or broadcast it before saving"
+                )
+
+
+def _exchange(
+    arrays: Mapping[str, Held], shares: Mapping[str, list[Share]], ranks: Ranks
+) -> dict[tuple[str, str, Box], NDArray[Any]]:
+    """Send parts of files to their writers; return those that came here, by leaf, file and box."""
+    out: dict[int, list[Bytes]] = {}
+    due: dict[int, list[tuple[tuple[str, str, Box], tuple[int, ...], np.dtype[Any]]]] = {}
+    for path, leaf in arrays.items():
+        dtype = STORED[leaf.dtype][1]
+        for share in shares[path]:
+            for part in share.parts:
+                if part.holder == share.writer:
+                    continue
+                if part.holder == ranks.rank:
+                    out.setdefault(share.writer, []).append(_bytes(_view(leaf, part.box)))
+                elif share.writer == ranks.rank:
+                    shape = tuple(stop - start for start, stop in part.box)
+                    due.setdefault(part.holder, []).append(((path, share.key, part.box), shape, dtype))
+    send = {to: np.concatenate(parts) for to, parts in out.items()}
+    receive = {
+        of: np.empty(sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in parts), np.uint8)
+        for of, parts in due.items()
+    }
+    ranks.swap(send, receive)
+    found = {}
+    for of, parts in due.items():
+        at = 0
+        for key, shape, dtype in parts:
+            size = math.prod(shape) * dtype.itemsize
+            found[key] = receive[of][at : at + size].view(dtype).reshape(shape)
+            at += size
+    return found
+
+
 def _contents(
-    found: Mapping[str, Leaf], table: Mapping[str, Node], texts: Mapping[str, bytes]
-) -> Iterator[tuple[str, Iterator[Any]]]:
-    """Give name and pieces of each file; a leaf that has to be copied is copied when its turn comes."""
+    arrays: Mapping[str, Held],
+    table: Mapping[str, Node],
+    shares: Mapping[str, list[Share]],
+    received: Mapping[tuple[str, str, Box], NDArray[Any]],
+    texts: Mapping[str, bytes],
+    rank: int,
+    facts: dict[str, File],
+) -> Iterator[Content]:
+    """Give each file that this rank writes; `facts` is filled as they are written."""
     for name, text in texts.items():
-        yield name, iter([text])
-    for path, leaf in found.items():
-        node = table[path]
-        if isinstance(leaf, Tensor) and isinstance(node, Array):
-            array = array_of(leaf)
-            for index, key in keys(node.layout):
-                yield f"{path}/{key}", pieces(array, node.layout, index)
+        facts[name] = file_of(len(text), [crc32c(text)])
+        yield name, [(text,)]
+    for path, leaf in arrays.items():
+        layout = _array(table[path]).layout
+        for share in shares[path]:
+            if share.writer == rank:
+                box = file_box(layout, share.at)
+                name = f"{path}/{share.key}"
+                yield name, _file(leaf, path, share, box, layout, received, facts)
+
+
+def _file(
+    leaf: Held,
+    path: str,
+    share: Share,
+    box: Box,
+    layout: Any,
+    received: Mapping[tuple[str, str, Box], NDArray[Any]],
+    facts: dict[str, File],
+) -> Iterator[Sequence[Any]]:
+    """Give the bytes of a file; a leaf that has to be copied is copied when its turn comes."""
+    if len(share.parts) == 1 and share.parts[0].holder == share.writer:
+        array = _view(leaf, box)
+    else:
+        array = np.empty([stop - start for start, stop in box], STORED[leaf.dtype][1])
+        for part in share.parts:
+            ours = part.holder == share.writer
+            values = _view(leaf, part.box) if ours else received[path, share.key, part.box]
+            array[_inside(part.box, box)] = values
+    size, sums = 0, []
+    for piece in pieces(array, layout, share.at, tuple(start for start, _ in box)):
+        size += sum(map(len, piece))
+        if len(piece) == 2:
+            sums.append(bytes(piece[1]))
+        yield piece
+    facts[f"{path}/{share.key}"] = file_of(size, sums)
+
+
+def _view(leaf: Held, box: Box) -> NDArray[Any]:
+    """The part of a leaf in a box, which is within the part that is here."""
+    return array_of(leaf.local[_inside(box, leaf.box)])
+
+
+def _inside(box: Box, outer: Box) -> tuple[Any, ...]:
+    return inside(tuple(slice(*edges) for edges in box), tuple(start for start, _ in outer))
+
+
+def _bytes(array: NDArray[Any]) -> Bytes:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _json(where: str, value: Any) -> Any:

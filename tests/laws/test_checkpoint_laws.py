@@ -1,17 +1,14 @@
 """What holds for every checkpoint: bits come back, no damage passes, no moment of death loses a committed state.
 
-`Machine` stands between the store and the disk. It can die at any file operation, and then takes from the disk what was
-not synced; or refuse an operation; or interrupt one.
+`Machine` (tests/faults.py) stands between the store and the disk.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +23,12 @@ from tensordict import NonTensorData, TensorDict
 
 from lib.config import Model, Recipe
 from lib.errors import CheckpointError
-from lib.store import checkpoint, disk, folder, load, save, writer
+from lib.store import load, save
 from lib.store.folder import committed, latest, prune, step_name, sweep
 from lib.store.leaves import STORED, check_names, nodes
-from lib.store.retention import retain
+from lib.store.retention import Policy, Saved, retain
 from tests.checkpoints import assert_same, bits, flip, td, tree
+from tests.faults import Crash, Machine
 
 
 @pytest.fixture(autouse=True)
@@ -187,136 +185,6 @@ def test_files_of_two_checkpoints_do_not_mix(tmp_path: Path) -> None:
 # Death, refusal, interruption -----------------------------------------------------------------------------------------
 
 
-class Crash(BaseException):
-    """The process is gone: nothing it would still do happens."""
-
-
-class Machine:
-    """The `os` and `shutil` that the store uses, on a machine that fails at the n-th operation that writes."""
-
-    def __init__(self, fails_at: int, failure: type[BaseException] = Crash) -> None:
-        self.left, self.failure, self.dead = fails_at, failure, False
-        self.open_files: dict[int, Path] = {}
-        self.unsynced_entries: set[Path] = set()
-        self.unsynced_files: set[Path] = set()
-        self.unsynced_renames: set[tuple[Path, Path]] = set()
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patch:
-            for module in (disk, checkpoint, folder, writer):
-                patch.setattr(module, "os", self)
-            patch.setattr(disk, "shutil", self)
-            try:
-                yield
-            finally:
-                for fd in self.open_files:
-                    os.close(fd)
-
-    def lose_what_was_not_synced(self) -> None:
-        for path in self.unsynced_files:
-            if path.exists():
-                os.truncate(path, 0)
-        for path in self.unsynced_entries:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
-
-    def _writes(self, done: Callable[[], Any], torn: Callable[[], Any] | None = None) -> Any:
-        """Do an operation, or the half of it that can be done, and fail when it is the one to fail at."""
-        if self.dead:
-            raise Crash
-        self.left -= 1
-        if self.left != 0:
-            return done()
-        if self.failure is OSError:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        (torn or done)()
-        self.dead = self.failure is Crash
-        raise self.failure
-
-    def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
-        if not flags & os.O_CREAT:
-            self._alive()
-            fd = os.open(path, flags, mode)
-        else:
-            self.unsynced_entries.add(Path(path))
-            opened: list[int] = []
-            try:
-                self._writes(lambda: opened.append(os.open(path, flags, mode)))
-            finally:
-                self.open_files.update(dict.fromkeys(opened, Path(path)))
-            fd = opened[0]
-        self.open_files[fd] = Path(path)
-        return fd
-
-    def close(self, fd: int) -> None:
-        self._alive()
-        self.open_files.pop(fd, None)
-        os.close(fd)
-
-    def fdopen(self, fd: int, *args: Any, **kwargs: Any) -> Any:
-        self.open_files.pop(fd)
-        return os.fdopen(fd, *args, **kwargs)
-
-    def write(self, fd: int, data: memoryview) -> int:
-        self.unsynced_files.add(self.open_files[fd])
-        return self._writes(lambda: os.write(fd, data), lambda: os.write(fd, data[: len(data) // 2]))
-
-    def fsync(self, fd: int) -> None:
-        self._writes(lambda: None)
-        path = self.open_files[fd]
-        self.unsynced_files.discard(path)
-        self.unsynced_entries = {entry for entry in self.unsynced_entries if entry.parent != path}
-        self.unsynced_renames = {pair for pair in self.unsynced_renames if pair[0].parent != path}
-
-    def mkdir(self, path: Path, mode: int = 0o777) -> None:
-        if not path.exists():
-            self.unsynced_entries.add(path)
-            self._writes(lambda: os.mkdir(path, mode))
-        else:
-            os.mkdir(path, mode)
-
-    def rename(self, old: Path, new: Path) -> None:
-        """A rename is taken to last at once, so that what it makes visible must have been synced before."""
-        self._writes(lambda: os.rename(old, new))
-
-        def moved(path: Path) -> Path:
-            return new / path.relative_to(old) if path.is_relative_to(old) else path
-
-        self.unsynced_files = {moved(path) for path in self.unsynced_files}
-        self.unsynced_entries = {moved(path) for path in self.unsynced_entries if path != old}
-        self.open_files = {fd: moved(path) for fd, path in self.open_files.items()}
-        self.unsynced_renames.add((old, new))
-
-    def rmdir(self, path: Path) -> None:
-        self._writes(lambda: os.rmdir(path))
-
-    def rmtree(self, path: Path, ignore_errors: bool = False) -> None:
-        def half() -> None:
-            for name in sorted(os.listdir(path))[::2]:
-                shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
-
-        self._alive()
-        if not path.exists():
-            return
-        if self.failure is OSError and ignore_errors:
-            shutil.rmtree(path)
-            return
-        # After a power cut an unsynced rename may be undone: what it hid would be back, half deleted.
-        assert not [new for _, new in self.unsynced_renames if new.is_relative_to(path)]
-        self._writes(lambda: shutil.rmtree(path, ignore_errors), half)
-        self.unsynced_entries = {entry for entry in self.unsynced_entries if not entry.is_relative_to(path)}
-
-    def _alive(self) -> None:
-        if self.dead:
-            raise Crash
-
-
 def operations(action: Callable[[], Any]) -> int:
     """Count the operations of an action that write."""
     machine = Machine(10**9)
@@ -376,7 +244,7 @@ def test_nothing_that_returned_waits_for_the_disk(tmp_path: Path) -> None:
             assert synced()
         save(tmp_path / "rest" / step_name(3), numbered(3))
         assert synced()
-        prune(root, 1)
+        prune(root, Policy(last=1))
         assert synced()
         save(root / step_name(3), numbered(3))
         flip(root / step_name(3) / "COMMIT")
@@ -431,7 +299,7 @@ def test_pruning_that_dies_at_any_operation_spares_the_newest(tmp_path: Path) ->
     def prepare(root: Path) -> Callable[[], Any]:
         for step in (1, 2, 3):
             save(root / step_name(step), numbered(step))
-        return lambda: prune(root, 1)
+        return lambda: prune(root, Policy(last=1))
 
     for n in range(1, operations(prepare(tmp_path / "count")) + 1):
         root = tmp_path / str(n)
@@ -443,7 +311,7 @@ def test_pruning_that_dies_at_any_operation_spares_the_newest(tmp_path: Path) ->
         assert committed(root) in ([1, 2, 3], [2, 3], [3])
         for step in committed(root):
             assert_same(load(root / step_name(step)), numbered(step))
-        prune(root, 1)
+        prune(root, Policy(last=1))
         sweep(root)
         assert os.listdir(root) == [step_name(3)]
 
@@ -517,8 +385,8 @@ class Life(RuleBasedStateMachine):
     @rule(keep=st.none() | st.integers(1, 3))
     def prunes(self, keep: int | None) -> None:
         known = committed(self.root)  # damage in the data does not show without reading it
-        gone = retain(known, keep)
-        assert set(prune(self.root, keep)) == gone
+        gone = retain(list(map(Saved, known)), Policy(last=keep))
+        assert set(prune(self.root, Policy(last=keep))) == gone
         self.good = {step: value for step, value in self.good.items() if step not in gone}
         self.damaged -= gone
 

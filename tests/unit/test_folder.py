@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lib.store import disk, load, save
 from lib.store.folder import committed, latest, newest, prune, step_name, sweep
-from lib.store.retention import retain
+from lib.store.retention import Policy
 from tests.checkpoints import assert_same, flip, refused, td, tree
 
 FIX = "restore it or take another checkpoint"
@@ -30,7 +28,7 @@ def damage(root: Path, step: int) -> str:
     """Flip a bit; return the error it makes."""
     file = root / step_name(step) / "step" / "c"
     flip(file)
-    return f"state.step: {file} must have the sha256 that manifest.json gives it, so it is damaged; {FIX}"
+    return f"state.step: {file} must have the crc32c that manifest.json gives it, so it is damaged; {FIX}"
 
 
 # Order ----------------------------------------------------------------------------------------------------------------
@@ -83,7 +81,7 @@ def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
         assert committed(path) == []
         assert newest(path) is None
         assert latest(path) is None
-        assert prune(path, 1) == []
+        assert prune(path, Policy(last=1)) == []
         assert sweep(path) == []
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
 
@@ -187,35 +185,14 @@ def test_a_folder_that_may_not_be_read_is_an_error(tmp_path: Path) -> None:
 # Retention ------------------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.integers(0, 10**12)), st.none() | st.integers(1, 10))
-def test_retention_keeps_the_greatest_and_only_those(steps: list[int], keep: int | None) -> None:
-    gone = retain(steps, keep)
-    stay = set(steps) - gone
-    assert gone <= set(steps)
-    assert len(stay) == (len(set(steps)) if keep is None else min(keep, len(set(steps))))
-    assert all(a > b for a in stay for b in gone)
-    assert not steps or max(steps) in stay
-
-
-@pytest.mark.parametrize("keep", [0, -1])
-def test_keeping_none_is_refused(keep: int, tmp_path: Path) -> None:
-    message = f"^checkpoint.keep={keep} must be at least 1; set checkpoint.keep=1, or none to keep all$"
-    with pytest.raises(ValueError, match=message):
-        retain([1], keep)
-    fill(tmp_path, 1)
-    with pytest.raises(ValueError, match=message):
-        prune(tmp_path, keep)
-    assert committed(tmp_path) == [1]
-
-
 def test_pruning_deletes_the_oldest_committed_and_nothing_else(tmp_path: Path) -> None:
     fill(tmp_path, 9999, 10000, 7, 8)
     flip(tmp_path / step_name(8) / "COMMIT")  # damaged: neither counted nor deleted
     (tmp_path / step_name(3)).mkdir()
-    assert prune(tmp_path, None) == []
-    assert prune(tmp_path, 2) == [7]
-    assert prune(tmp_path, 1) == [9999]
-    assert prune(tmp_path, 1) == []
+    assert prune(tmp_path, Policy(last=None)) == []
+    assert prune(tmp_path, Policy(last=2)) == [7]
+    assert prune(tmp_path, Policy(last=1)) == [9999]
+    assert prune(tmp_path, Policy(last=1)) == []
     assert sorted(p.name for p in tmp_path.iterdir()) == [step_name(3), step_name(8), step_name(10000)]
 
 
@@ -227,7 +204,7 @@ def test_pruning_says_what_it_cannot_delete(tmp_path: Path, monkeypatch: pytest.
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", fail)
-        assert refused(lambda: prune(tmp_path, 1)) == (
+        assert refused(lambda: prune(tmp_path, Policy(last=1))) == (
             f"{tmp_path}/step_0000000001: cannot be deleted (Read-only file system); make {tmp_path} writable, "
             f"or set checkpoint.keep=none"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from lib.store import load, save
+from lib.store.shards import crc32c
 from tests.checkpoints import (
     FIX,
     example,
@@ -57,9 +57,11 @@ LEAF = {"dtype": "float32", "shape": [1], "chunk": [1], "shard": None}
         (put("nodes", "params/embed", "shard", value=[2**40 * 5, 4]),
          "state.params.embed has an impossible dtype, shape or cut; " + FIX),
         (put("files", "step/c", "size", value=10**15), "step/c is not as its nodes call for; " + FIX),
-        (put("files", "../x", value={"size": 1, "sha256": "0" * 64}), "../x is not as its nodes call for; " + FIX),
-        (put("files", "step/c", "sha256", value="zz"),
-         "is no manifest (Expected `str` matching regex '^[0-9a-f]{64}$' - at `$.files[...].sha256`); " + FIX),
+        (put("files", "../x", value={"size": 1, "crc32c": "0" * 8}), "../x is not as its nodes call for; " + FIX),
+        (put("files", "step/c", "crc32c", value="zz"),
+         "is no manifest (Expected `str` matching regex '^([0-9a-f]{8})*$' - at `$.files[...].crc32c`); " + FIX),
+        (put("files", "step/c", "crc32c", value="0" * 16), "step/c is not as its nodes call for; " + FIX),
+        (put("files", "step/c", "crc32c", value=""), "step/c is not as its nodes call for; " + FIX),
         (lambda d: d["files"].pop("zarr.json") and None, "zarr.json is not as its nodes call for; " + FIX),
         (lambda d: d["files"].pop("step/c") and None, "step/c is not as its nodes call for; " + FIX),
         (lambda d: d["nodes"].pop("step") and None, "step/c is not as its nodes call for; " + FIX),
@@ -114,14 +116,16 @@ def test_a_recipe_of_another_version_is_refused_with_its_reason(tmp_path: Path) 
     load(path, keys=["params"])
 
 
-def test_chunks_out_of_order_are_refused(tmp_path: Path) -> None:
+def test_a_shard_with_another_index_is_refused_though_its_checksums_are_right(tmp_path: Path) -> None:
     path = save(tmp_path / "a", td(x=torch.arange(2.0**20 + 2)))
     shard = path / "x/c/0"
     data = bytearray(shard.read_bytes())
     data[-36:-20], data[-20:-4] = data[-20:-4], data[-36:-20]
+    data[-4:] = crc32c(bytes(data[-36:-4]))
     shard.write_bytes(data)
-    rewrite(path, put("files", "x/c/0", "sha256", value=hashlib.sha256(data).hexdigest()))
-    assert refused(lambda: load(path)) == f"state.x: {shard} must hold its chunks in order; {FIX}"
+    assert refused(lambda: load(path)) == (
+        f"state.x: {shard} must have the crc32c that manifest.json gives it, so it is damaged; {FIX}"
+    )
 
 
 def test_all_but_chunks_is_plain_json(tmp_path: Path) -> None:

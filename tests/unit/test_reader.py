@@ -21,7 +21,7 @@ from tests.checkpoints import (
     tree,
 )
 
-DAMAGED = "must have the sha256 that manifest.json gives it, so it is damaged"
+DAMAGED = "must have the crc32c that manifest.json gives it, so it is damaged"
 
 
 @pytest.mark.parametrize(

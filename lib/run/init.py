@@ -1,0 +1,88 @@
+"""What a new run begins with instead of random weights: those of another run, or of a .safetensors file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tensordict import TensorDict
+from torch import Tensor
+
+from lib.config import Init
+from lib.errors import CheckpointError
+from lib.state import average
+from lib.store import load
+from lib.store.checkpoint import differences, resolve
+from lib.store.folder import Where
+from lib.store.remote import is_remote
+from lib.store.tensors import read_tensors, renamed
+from lib.tree import from_leaves, leaves, plain, tensordict
+
+__all__ = ["checkpoint_at", "is_tensors", "params_at", "rules_of", "with_weights"]
+
+
+def with_weights(state: TensorDict, init: Init) -> TensorDict:
+    """The state with the weights that `init` names; its average, if it has one, begins with them too.
+
+    Raises:
+        CheckpointError: they cannot be read, or are not those of this model: all differences are listed.
+        ValueError: a name of `init.names` fits nothing.
+    """
+    assert init.path is not None
+    found = params_at(init.path)
+    names = renamed(found, rules_of(init.names))
+    given = {names[name]: leaf for name, leaf in found.items()}
+    wanted = leaves(state["params"])
+    if wrong := differences(_forms(given), _forms(wanted)):
+        raise CheckpointError(
+            f"init.path={init.path}: {wrong}; set model.* as it was there, or name the weights with init.names"
+        )
+    params = from_leaves({name: given[name].to(leaf.dtype) for name, leaf in wanted.items()})
+    begun = state.clone(recurse=False)
+    begun["params"] = tensordict(params)
+    if "average" in state.keys():  # noqa: SIM118 (iterating a TensorDict iterates its batch)
+        begun["average"] = tensordict(average.init(plain(begun["params"])))
+    return begun
+
+
+def params_at(path: str) -> dict[str, Tensor]:
+    """Read parameters by dotted name: of a checkpoint, or of .safetensors.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
+    if is_tensors(path):
+        return read_tensors(path)
+    try:
+        return leaves(load(path, keys=["params"])["params"])
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
+
+
+def is_tensors(path: str) -> bool:
+    """Whether a path means .safetensors: by its name, or for a folder by what is in it."""
+    if path.endswith((".safetensors", ".safetensors.index.json")):
+        return True
+    return not is_remote(path) and Path(path).is_dir() and any(Path(path).glob("*.safetensors"))
+
+
+def rules_of(texts: tuple[str, ...]) -> Mapping[str, str]:
+    """The name map that a list of "OLD=NEW" says."""
+    return {old: new for old, _, new in (text.partition("=") for text in texts)}
+
+
+def checkpoint_at(path: str) -> Where:
+    """The checkpoint that a path means: itself, or the newest in it.
+
+    Raises:
+        CheckpointError: none is there.
+    """
+    return resolve(path)
+
+
+def _forms(named: Mapping[str, Tensor]) -> dict[str, str]:
+    """Shapes alone: weights come in any floating dtype, and train in fp32."""
+    return {
+        name: f"{'real' if leaf.dtype.is_floating_point else leaf.dtype} {tuple(leaf.shape)}"
+        for name, leaf in named.items()
+    }

@@ -1,0 +1,324 @@
+"""What holds for checkpoints in an object store: no request, lost or late, costs a committed state; no damage passes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tensordict import TensorDict
+
+from lib.errors import CheckpointError
+from lib.store import bucket, load, save
+from lib.store.bucket import Bucket
+from lib.store.folder import committed, latest, newest, prune, step_name, sweep
+from lib.store.retention import Policy, Saved, retain
+from tests.checkpoints import assert_same, td
+from tests.faults import Crash, Objects, in_order
+
+
+@pytest.fixture(autouse=True)
+def _one_request_at_a_time() -> Iterator[None]:
+    with in_order():
+        yield
+
+
+def numbered(n: int) -> TensorDict:
+    return td(
+        step=torch.tensor(n), params=td(w=torch.full((3,), float(n)), b=torch.tensor([1.0]).bfloat16()), none=td()
+    )
+
+
+def at(objects: Objects, step: int) -> Bucket:
+    return objects.bucket().child(step_name(step))
+
+
+def requests(objects: Objects, act: Callable[[], Any]) -> int:
+    """Count the requests of an action that write."""
+    objects.recover()
+    act()
+    return 10**9 - objects.left
+
+
+def after(prepare: Callable[[Objects], None]) -> Objects:
+    objects = Objects()
+    prepare(objects)
+    return objects
+
+
+def two(objects: Objects) -> None:
+    save(at(objects, 1), numbered(1))
+    save(at(objects, 2), numbered(2))
+
+
+def one_and_a_rest(objects: Objects) -> None:
+    save(at(objects, 1), numbered(1))
+    save(at(objects, 3), numbered(7))
+    del objects.kept[f"{at(objects, 3).root}/COMMIT"]
+
+
+@pytest.mark.parametrize("arrives", [False, True], ids=["the last request is lost", "the last request arrives"])
+@pytest.mark.parametrize("prepare", [two, one_and_a_rest])
+def test_a_save_that_dies_at_any_request_costs_at_most_itself(
+    arrives: bool, prepare: Callable[[Objects], None]
+) -> None:
+    objects = after(prepare)
+    total = requests(objects, lambda: save(at(objects, 3), numbered(3)))
+    assert total > 10
+    before, outcomes = committed(after(prepare).bucket()), set()
+    for request in range(1, total + 1):
+        objects = after(prepare)
+        objects.fail_at(request, arrives=arrives)
+        with pytest.raises(Crash):
+            save(at(objects, 3), numbered(3))
+        objects.recover()
+        steps = committed(objects.bucket())
+        assert steps in (before, [*before, 3])
+        outcomes.add(tuple(steps))
+        assert_same(load(objects.bucket()), numbered(steps[-1]))
+        save(at(objects, 3), numbered(3))
+        assert_same(load(objects.bucket()), numbered(3))
+        sweep(objects.bucket())
+        assert {key.split("/")[2] for key in objects.kept} == {step_name(step) for step in [*before, 3]}
+    assert outcomes == ({tuple(before), (*before, 3)} if arrives else {tuple(before)})
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+def test_pruning_that_dies_at_any_request_spares_the_newest_and_leaves_nothing_half(arrives: bool) -> None:
+    def prepare(objects: Objects) -> None:
+        two(objects)
+        save(at(objects, 3), numbered(3))
+
+    objects = after(prepare)
+    total = requests(objects, lambda: prune(objects.bucket(), Policy(last=1)))
+    for request in range(1, total + 1):
+        objects = after(prepare)
+        objects.fail_at(request, arrives=arrives)
+        with pytest.raises(Crash):
+            prune(objects.bucket(), Policy(last=1))
+        objects.recover()
+        for step in committed(objects.bucket()):
+            assert_same(load(at(objects, step)), numbered(step))
+        assert committed(objects.bucket())[-1] == 3
+        prune(objects.bucket(), Policy(last=1))
+        sweep(objects.bucket())
+        assert {key.split("/")[2] for key in objects.kept} == {step_name(3)}
+
+
+def test_setting_aside_that_dies_at_any_request_can_be_done_again() -> None:
+    def prepare(objects: Objects) -> None:
+        two(objects)
+        objects.kept[f"{at(objects, 2).root}/step/c"] = b"spoilt"
+
+    objects = after(prepare)
+    total = requests(objects, lambda: latest(objects.bucket(), older=True))
+    assert total == 2
+    for request in (1, 2):
+        objects = after(prepare)
+        objects.fail_at(request, arrives=True)
+        with pytest.raises(Crash):
+            latest(objects.bucket(), older=True)
+        objects.recover()
+        assert latest(objects.bucket(), older=True) == str(at(objects, 1))
+        sweep(objects.bucket())
+        assert f"{at(objects, 2).root}/DAMAGED" in objects.kept  # set aside, not deleted
+        assert f"{at(objects, 2).root}/params/w/c/0" in objects.kept
+        assert committed(objects.bucket()) == [1]
+
+
+def test_no_flipped_cut_missing_or_extra_object_passes() -> None:
+    objects = Objects()
+    save(at(objects, 1), numbered(1))
+    good = dict(objects.kept)
+    for key, data in good.items():
+        spoilt: list[bytes | None] = [None, b"", data[:-1], data + b"\0", data[1:]]
+        for place in range(len(data)):
+            flipped = bytearray(data)
+            flipped[place] ^= 1 << (place % 8)
+            spoilt.append(bytes(flipped))
+        for each in spoilt:
+            objects.kept = {**good, key: each} if each is not None else {k: v for k, v in good.items() if k != key}
+            with pytest.raises(CheckpointError) as caught:
+                load(at(objects, 1))
+            leaf = key.removeprefix(f"{at(objects, 1).root}/").split("/c")[0].removesuffix("/zarr.json")
+            if leaf not in ("COMMIT", "manifest.json", "zarr.json"):
+                assert f"state.{leaf.replace('/', '.')}" in str(caught.value), (key, str(caught.value))
+    objects.kept = {**good, f"{at(objects, 1).root}/params/more": b"x"}
+    with pytest.raises(CheckpointError, match="params/more .state.params. is unexpected"):
+        load(at(objects, 1))
+    objects.kept = good
+    assert_same(load(at(objects, 1)), numbered(1))
+
+
+PASSING = (OSError(5, "Input/output error"), TimeoutError("slow"), ConnectionResetError("reset"), RuntimeError("503"))
+
+
+@given(st.lists(st.sampled_from(PASSING), max_size=bucket.TRIES - 1))
+def test_failures_that_pass_are_tried_again(errors: list[Exception]) -> None:
+    objects = Objects()
+    save(at(objects, 1), numbered(1))
+    objects.errors = list(errors)
+    assert_same(load(at(objects, 1)), numbered(1))
+    objects.errors = list(errors)
+    save(at(objects, 2), numbered(2))
+    assert committed(objects.bucket()) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (OSError(28, "No space left on device"), "not saved (No space left on device)"),
+        (PermissionError(13, "Permission denied"), "not saved (Permission denied)"),
+        (
+            RuntimeError("SlowDown: Please reduce\nyour request rate"),
+            "not saved (SlowDown: Please reduce your request rate)",
+        ),
+    ],
+)
+def test_failures_that_last_end_the_save_and_cost_nothing(error: Exception, why: str) -> None:
+    failed = 0
+    for good in range(1, 100):  # requests that are answered before it begins
+        objects = Objects()
+        save(at(objects, 1), numbered(1))
+        left = [good]
+
+        def answer(left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise error
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(objects, "_answers", answer)
+            try:
+                save(at(objects, 2), numbered(2))
+            except CheckpointError as caught:
+                told, failed = str(caught), failed + 1
+            else:
+                break
+        assert why in told
+        assert "\n" not in told
+        assert committed(objects.bucket()) == [1]
+        save(at(objects, 2), numbered(2))
+        assert_same(load(objects.bucket()), numbered(2))
+    assert failed > 8
+
+
+def test_slow_answers_change_nothing() -> None:
+    objects = Objects()
+    objects.delay_s = 0.002
+    save(at(objects, 1), numbered(1))
+    assert_same(load(at(objects, 1)), numbered(1))
+
+
+def test_large_leaves_go_part_by_part_and_only_what_is_needed_comes_back() -> None:
+    objects = Objects()
+    state = td(w=torch.arange(6 << 20, dtype=torch.float32).view(6, -1), small=torch.ones(2))
+    save(at(objects, 1), state)
+    assert max(map(len, objects.kept.values())) > bucket.PART_BYTES
+    assert_same(load(at(objects, 1)), state)
+    asked: list[str] = []
+    real = objects.cat_file
+
+    def counted(path: str, start: int | None = None, end: int | None = None) -> bytes:
+        asked.append(path)
+        return real(path, start, end)
+
+    objects.cat_file = counted  # type: ignore[method-assign]
+    assert_same(load(at(objects, 1), keys=["small"]), td(small=torch.ones(2)))
+    assert not [path for path in asked if "/w/c" in path]
+
+
+class Life(RuleBasedStateMachine):
+    """Any sequence of saves, deaths, errors, damage, pruning and resuming in a bucket, against a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.objects = Objects()
+        self.good: dict[int, int] = {}
+        self.damaged: set[int] = set()
+        self.step = 0
+
+    @initialize(step=st.sampled_from([0, 9997, 2**40]))
+    def begin(self, step: int) -> None:
+        self.step = step
+
+    @rule(value=st.integers(0, 100), stride=st.integers(1, 3))
+    def saves(self, value: int, stride: int) -> None:
+        self.step += stride
+        save(at(self.objects, self.step), numbered(value))
+        self.good[self.step] = value
+
+    @rule(value=st.integers(0, 100), request=st.integers(1, 16), arrives=st.booleans(), again=st.booleans())
+    def dies_while_saving(self, value: int, request: int, arrives: bool, again: bool) -> None:
+        self.step += 1
+        self.objects.fail_at(request, arrives=arrives)
+        with contextlib.suppress(Crash):
+            save(at(self.objects, self.step), numbered(value))
+        self.objects.recover()
+        if again:
+            save(at(self.objects, self.step), numbered(value))
+        if self.step in committed(self.objects.bucket()):
+            self.good[self.step] = value
+
+    @rule(errors=st.lists(st.sampled_from(PASSING), max_size=3))
+    def answers_with_errors(self, errors: list[Exception]) -> None:
+        self.objects.errors = list(errors)
+        assert committed(self.objects.bucket()) is not None
+        self.objects.errors = []
+
+    @precondition(lambda self: self.good)
+    @rule(data=st.data())
+    def is_damaged(self, data: st.DataObject) -> None:
+        step = data.draw(st.sampled_from(sorted(self.good)))
+        keys = [key for key in self.objects.kept if key.startswith(f"{at(self.objects, step).root}/")]
+        key = data.draw(st.sampled_from(sorted(keys)))
+        spoilt = bytearray(self.objects.kept[key])
+        spoilt[data.draw(st.integers(0, len(spoilt) - 1))] ^= 1
+        self.objects.kept[key] = bytes(spoilt)
+        del self.good[step]
+        self.damaged.add(step)
+
+    @rule(keep=st.none() | st.integers(1, 3))
+    def prunes(self, keep: int | None) -> None:
+        known = committed(self.objects.bucket())
+        gone = retain(list(map(Saved, known)), Policy(last=keep))
+        assert set(prune(self.objects.bucket(), Policy(last=keep))) == gone
+        self.good = {step: value for step, value in self.good.items() if step not in gone}
+        self.damaged -= gone
+
+    @rule()
+    def resumes(self) -> None:
+        last = max({*self.good, *self.damaged}, default=None)
+        if last is None:
+            assert newest(self.objects.bucket()) is None
+        elif last in self.damaged:
+            with pytest.raises(CheckpointError, match=step_name(last)):
+                load(self.objects.bucket())
+        else:
+            assert_same(load(self.objects.bucket()), numbered(self.good[last]))
+
+    @precondition(lambda self: self.good)
+    @rule()
+    def resumes_older(self) -> None:
+        last = max(self.good)
+        assert latest(self.objects.bucket(), older=True) == str(at(self.objects, last))
+        self.damaged = {step for step in self.damaged if step < last}
+
+    @rule()
+    def sweeps(self) -> None:
+        sweep(self.objects.bucket())
+
+    @invariant()
+    def every_good_one_loads(self) -> None:
+        assert set(self.good) <= set(committed(self.objects.bucket()))
+        for step, value in self.good.items():
+            assert_same(load(at(self.objects, step)), numbered(value))
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=15, stateful_step_count=12)
