@@ -662,8 +662,8 @@ class Convert(_Checked, frozen=True):
     """What the verb `convert` makes of what.
 
     Attributes:
-        source: a checkpoint, a run folder (its newest checkpoint), or .safetensors; or several, separated by commas, whose
-            parameters are averaged.
+        source: a checkpoint, a run folder (its newest checkpoint), or .safetensors; or a list of several, whose parameters
+            are averaged; none = the newest checkpoint of run.dir.
         target: a file .safetensors, or a new folder for a checkpoint.
         what: "params" = parameters alone; "average" = their average, named as they are; "all" = every leaf of the state.
         names: other names in the target, as "SOURCE=TARGET"; * stands for a part of a dotted name, ** for any rest.
@@ -671,7 +671,7 @@ class Convert(_Checked, frozen=True):
     """
 
     _at: ClassVar[str] = "convert."
-    source: str | tuple[str, ...] = ""
+    source: str | tuple[str, ...] | None = None
     target: str = ""
     what: Literal["params", "average", "all"] = "params"
     names: tuple[str, ...] = ()

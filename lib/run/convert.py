@@ -12,9 +12,11 @@ from torch import Tensor
 
 from lib.config import Convert, Recipe
 from lib.errors import CheckpointError
+from lib.run.folder import run_folder
 from lib.run.init import is_tensors, rules_of
 from lib.run.launch import Launch
-from lib.run.progress import Progress
+from lib.run.newest import newest_checkpoint
+from lib.run.progress import Progress, size_text
 from lib.run.signals import Signals
 from lib.store import load, save
 from lib.store.checkpoint import has_recipe, read_info, resolve
@@ -37,8 +39,12 @@ def convert_verb(told: Launch, voice: Progress, signals: Signals) -> int:
     """
     with signals.at_once():
         how = told.config.convert
-        sources = [how.source] if isinstance(how.source, str) else list(how.source)
-        _check(how, sources)
+        _check(how)
+        if how.source is None:
+            run_folder(told.config)
+            sources = [str(newest_checkpoint(told.config, voice))]
+        else:
+            sources = [how.source] if isinstance(how.source, str) else list(how.source)
         named, recipe = _read(sources, how)
         names = renamed(named, rules_of(how.names))
         named = {names[name]: leaf for name, leaf in named.items()}
@@ -51,15 +57,17 @@ def convert_verb(told: Launch, voice: Progress, signals: Signals) -> int:
         size = sum(leaf.nbytes for leaf in named.values())
         of = f"the mean of {len(sources)} times " if len(sources) > 1 else ""
         voice.say(
-            f"{how.target}: {of}{len(named)} leaves, {size / 1e6:.1f} MB in {len(files)} file{'s'[: len(files) > 1]}"
+            f"{how.target}: {of}{len(named)} leaves, {size_text(size)} in {len(files)} file{'s'[: len(files) > 1]}"
         )
     return 0
 
 
-def _check(how: Convert, sources: list[str]) -> None:
-    if not how.target or not all(sources):
-        missing = "convert.source" if not all(sources) else "convert.target"
-        raise ValueError(f"{missing}='' must be given; name a checkpoint, a run folder or a .safetensors file")
+def _check(how: Convert) -> None:
+    if not how.target:
+        raise ValueError("convert.target='' must be given; name a file .safetensors, or a new folder for a checkpoint")
+    sources = how.source if isinstance(how.source, tuple) else (how.source,)
+    if "" in sources or not sources:
+        raise ValueError("convert.source='' must name a checkpoint, a run folder or .safetensors; correct or drop it")
     if len(sources) > 1 and how.what == "all":
         raise ValueError("convert.what=all must be of one source, whole states have no mean; set convert.what=params")
     if not how.target.endswith(".safetensors"):

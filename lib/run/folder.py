@@ -62,7 +62,7 @@ def _held(path: Path, key: str, begun: Callable[[], bool]) -> Iterator[None]:
         try:
             yield
         finally:
-            if not begun():
+            if not _surely(begun):
                 _remove(path, _OURS, there, above)
     finally:
         os.close(descriptor)
@@ -170,6 +170,14 @@ def _lock(descriptor: int, path: Path, key: str) -> None:
         ) from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+
+def _surely(begun: Callable[[], bool]) -> bool:
+    """Where it cannot be seen, nothing is taken away."""
+    try:
+        return begun()
+    except CheckpointError:
+        return True
 
 
 def _remove(path: Path, names: tuple[str, ...], there: set[str], above: list[Path]) -> None:

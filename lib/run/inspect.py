@@ -15,7 +15,7 @@ from lib.config import Recipe
 from lib.run.folder import run_folder
 from lib.run.launch import Launch
 from lib.run.newest import newest_checkpoint
-from lib.run.progress import Progress
+from lib.run.progress import Progress, size_text
 from lib.run.rows import shown_rows
 from lib.run.signals import Signals
 from lib.store import load
@@ -56,14 +56,14 @@ def inspect_verb(told: Launch, voice: Progress, signals: Signals) -> int:
         small = load(path, keys=[name for name in ("step", "cursor", "recipe") if name in there])
         step = f"step {int(small['step'])}, " if "step" in small.keys() else ""  # noqa: SIM118
         size = sum(row.size_bytes for row in rows)
-        voice.say(f"verified: {step}{len(rows)} leaves, {size / 1e6:.1f} MB")
+        voice.say(f"verified: {step}{len(rows)} leaves, {size_text(size)}")
         voice.say(f"checkpoint: {path}")
         for line in _standing(small):
             voice.say(line)
         if config.inspect.path is None:
             for line in _data(Path(config.run.dir) / "data.json"):
                 voice.say(line)
-        if isinstance(small.get("recipe", None), Recipe):
+        if "recipe" in there:
             voice.say(_recipe(small["recipe"]))
         if info := read_info(path):
             voice.say("written by: " + ", ".join(f"{name} {value}" for name, value in info.items()))

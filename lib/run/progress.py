@@ -19,7 +19,7 @@ from rich.progress import Progress as Bar
 
 from lib.errors import CheckpointError
 
-__all__ = ["Progress", "duration", "heldout_text", "progress", "row_text", "short"]
+__all__ = ["Progress", "duration", "heldout_text", "progress", "row_text", "short", "size_text"]
 
 WIDE = 110  # columns of a terminal from which on there is room for everything
 
@@ -128,6 +128,17 @@ def duration(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hour, minute = divmod(minutes, 60)
     return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
+
+
+def size_text(size: int) -> str:
+    """Bytes as a person reads them.
+
+    >>> size_text(812), size_text(1_234_567)
+    ('812 bytes', '1.2 MB')
+    """
+    if size < 1000:
+        return f"{size} bytes"
+    return f"{size / 1e3:.1f} kB" if size < 1e6 else f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.2f} GB"
 
 
 def short(value: float | None, form: str) -> str:

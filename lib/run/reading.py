@@ -18,7 +18,7 @@ from lib.data.source import Source, Stream, check_sources
 from lib.errors import DataError
 from lib.run.making import check_effect, coder_of, making_of, reading_words
 from lib.run.pool import spread
-from lib.run.progress import Progress
+from lib.run.progress import Progress, size_text
 from lib.store.coders import Coder
 from lib.store.corpus import Corpus, Entry, differences, scan
 from lib.store.plans import row_table
@@ -172,7 +172,7 @@ def _found(paths: str | tuple[str, ...], form: str, voice: Progress) -> Corpus:
     named = [paths] if isinstance(paths, str) else list(paths)
     voice.say(f"reading text: {', '.join(named)}")
     corpus = scan(paths, _paced(voice, "reading text"), format=form)
-    voice.say(f"reading text: {len(corpus.entries)} file{'s' * (len(corpus.entries) != 1)}, {_size(corpus.size)}")
+    voice.say(f"reading text: {len(corpus.entries)} file{'s' * (len(corpus.entries) != 1)}, {size_text(corpus.size)}")
     return corpus
 
 
@@ -246,12 +246,6 @@ def _paced(voice: Progress, what: str) -> Callable[[int, int], None]:
     def tick(done: int, total: int) -> None:
         if time.monotonic() - last[0] >= _PACE_S:
             last[0] = time.monotonic()
-            voice.say(f"{what}: {_size(done)} of {_size(total)}")
+            voice.say(f"{what}: {size_text(done)} of {size_text(total)}")
 
     return tick
-
-
-def _size(size: int) -> str:
-    if size < 1000:
-        return f"{size} bytes"
-    return f"{size / 1e3:.1f} kB" if size < 1e6 else f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.2f} GB"

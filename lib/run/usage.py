@@ -58,8 +58,8 @@ VERBS: dict[str, Verb] = {
     "convert": Verb(
         "Make .safetensors of a checkpoint, or a checkpoint of .safetensors, with other names if need be; or the mean of "
         "several.",
-        ("convert.*",),
-        "python -m lib.run convert convert.source=runs/mine convert.target=model.safetensors",
+        ("run.dir", "load", "checkpoint.dir", "convert.*"),
+        "python -m lib.run convert run.dir=runs/mine convert.target=model.safetensors",
     ),
     "plot": Verb(
         "Draw loss.png of run.dir again, from its metrics.jsonl.",

@@ -11,15 +11,13 @@ from hypothesis import strategies as st
 
 from lib.store.retention import Policy, Saved, retain
 
-# Few steps, so that rules meet, most of them with a score; a large step now and then.
-FEW = st.integers(0, 25)
-STEPS = st.one_of(FEW, FEW, FEW, st.integers(0, 10**12))
+# Few steps, two of them large, so that rules meet and scores are of what is there.
+STEPS = st.integers(0, 25).map(lambda n: n if n < 24 else 10**12 - n)
 # Quarters of seconds: their quotients are exact enough that no floor of a float differs from that of a fraction.
-SECONDS = st.integers(-40, 80).map(lambda n: n / 4)
-TIMES = st.one_of(SECONDS, SECONDS, SECONDS, st.sampled_from([None, math.nan, math.inf, -math.inf]))
+TIMES = st.sampled_from([*(n / 4 for n in range(-20, 40)), *[None, math.nan, math.inf, -math.inf] * 3])
 NAMED = st.frozensets(STEPS, max_size=3)
-VALUES = st.one_of(st.integers(0, 3), st.floats(), st.sampled_from([math.nan, math.inf, -math.inf]))
-SCORES = st.dictionaries(FEW, VALUES, min_size=15) | st.dictionaries(STEPS, VALUES, max_size=5)
+VALUES = st.sampled_from([0, 0.0, 0.5, 1, 1.0, 2.0, 3.0, -1.5, 1e300, math.nan, math.inf, -math.inf])
+SCORES = st.sampled_from([0, 18, 24]).flatmap(lambda least: st.dictionaries(STEPS, VALUES, min_size=least))
 SAVED = st.builds(Saved, STEPS, TIMES, st.sampled_from([False, False, True]))
 COMMITTED = st.sampled_from([0, 8, 12]).flatmap(
     lambda least: st.lists(SAVED, unique_by=lambda one: one.step, min_size=least, max_size=20)

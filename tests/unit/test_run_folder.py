@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from io import FileIO
 from pathlib import Path
 
@@ -26,10 +27,18 @@ def tree(folder: Path) -> dict[str, bytes | None]:
     return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
 
 
+def hold_(folder: Path, elsewhere: Path | None = None) -> AbstractContextManager[None]:
+    checkpoints = elsewhere or folder / "checkpoints"
+    return held(folder, checkpoints, lambda: any(checkpoints.glob("step_*")))
+
+
 def test_a_folder_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    hold = f"from pathlib import Path; from lib.run.folder import held\nwith held(Path({str(folder)!r})): pass"
-    with held(folder):
+    hold = (
+        "from pathlib import Path; from lib.run.folder import held\n"
+        f"with held(Path({str(folder)!r}), Path({str(folder / 'checkpoints')!r}), lambda: True): pass"
+    )
+    with hold_(folder):
         commit(folder)
         other = subprocess.run([sys.executable, "-c", hold], capture_output=True, text=True, check=False)
         assert other.stderr.splitlines()[-1] == (
@@ -39,9 +48,34 @@ def test_a_folder_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", hold], capture_output=True, check=False).returncode == 0
 
 
+def test_a_folder_of_checkpoints_elsewhere_is_held_too(tmp_path: Path) -> None:
+    with hold_(tmp_path / "one", tmp_path / "both"):
+        (tmp_path / "both" / "step_0000000000").mkdir()
+        with pytest.raises(ValueError) as caught, hold_(tmp_path / "two", tmp_path / "both"):
+            pass
+        assert str(caught.value) == (
+            f"checkpoint.dir={tmp_path / 'both'}: process {os.getpid()} is training here, must be one at a time; "
+            f"wait for it or set another checkpoint.dir"
+        )
+    assert (tmp_path / "one").is_dir()
+    with pytest.raises(RuntimeError, match="no"), hold_(tmp_path / "three", tmp_path / "new" / "place"):
+        raise RuntimeError("no")
+    assert not (tmp_path / "three").exists()
+    assert not (tmp_path / "new").exists()
+
+
+def test_where_it_cannot_be_seen_whether_a_run_has_begun_nothing_is_removed(tmp_path: Path) -> None:
+    def unseen() -> bool:
+        raise CheckpointError("s3://bucket: cannot be read")
+
+    with held(tmp_path / "run", "s3://bucket", unseen):
+        (tmp_path / "run" / "config.toml").write_text("x")
+    assert (tmp_path / "run" / "config.toml").exists()
+
+
 def fail_in(folder: Path, *made: str) -> None:
     """Hold a folder, make files in it, and fail."""
-    with held(folder):
+    with hold_(folder):
         for name in made:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text("x")
@@ -72,7 +106,7 @@ def test_a_started_run_stays_whatever_happens(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError) as caught, held(tmp_path / "file" / "run"):
+    with pytest.raises(CheckpointError) as caught, hold_(tmp_path / "file" / "run"):
         pass
     where = tmp_path / "file" / "run"
     assert str(caught.value) == f"run.dir={where}: Not a directory, must be writable; set another run.dir"

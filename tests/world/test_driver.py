@@ -20,6 +20,7 @@ from lib.run.folder import held
 from lib.run.plot import NO_MATPLOTLIB
 from lib.step import train_step
 from lib.store import save
+from lib.store.checkpoint import commit
 from tests.world.running import ROOT, TINY, Ended, bits, files, hasten, rows, run_apart, run_here, start, text_folder
 
 PLAIN = ("scale.dynamic=none", "scale.initial=none")  # no refused updates
@@ -164,7 +165,7 @@ def test_inspect_lists_the_leaves_and_where_the_run_stands(done: Place) -> None:
     leaf = next(line.split() for line in lines[branch:] if line.strip().startswith("weight"))
     assert leaf[1:4] == ["260x16", "float32", str(260 * 16 * 4)]
     assert float(leaf[4]) > 0
-    assert any(re.fullmatch(r"verified: step 4, \d+ leaves, 0\.\d MB", line) for line in lines)
+    assert any(re.fullmatch(r"verified: step 4, \d+ leaves, 1\d\d\.\d kB", line) for line in lines)
     assert "cursor text: epoch 0, row 16" in lines
     assert any(line.startswith("recipe model: width 16, depth 1, heads 2, kv_heads none") for line in lines)
     assert any(line.startswith("written by: threads 1, compiled False, torch 2.") for line in lines)
@@ -313,7 +314,7 @@ def test_text_that_was_only_moved_or_touched_is_the_same(place: Place) -> None:
 
 def test_a_folder_that_is_being_trained_in_is_left_alone(place: Place) -> None:
     place.train("stop=2")
-    with held(place.run):
+    with held(place.run, place.run / "checkpoints", lambda: True):
         before = kept(place.run)
         line = failed(place.train(), 2)
         assert kept(place.run) == before
@@ -398,21 +399,25 @@ def test_a_folder_that_cannot_be_made_or_looked_into_is_named(place: Place) -> N
     )
 
 
-def full_from(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """A disk that has no room from the save of this number on."""
+def full_from(monkeypatch: pytest.MonkeyPatch, number: int, until: int = 10**9) -> None:
+    """A disk that has no room from the save of this number on, until another."""
     count = [0]
 
     def refuse(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def save_on_it(*arguments: Any, **options: Any) -> Path:
-        count[0] += 1
-        with pytest.MonkeyPatch.context() as patch:
-            if count[0] >= number:
-                patch.setattr("os.fsync", refuse)
-            return save(*arguments, **options)
+    def on_it(act: Any) -> Any:
+        def called(*arguments: Any, **options: Any) -> Any:
+            count[0] += 1
+            with pytest.MonkeyPatch.context() as patch:
+                if number <= count[0] < until:
+                    patch.setattr("lib.store.disk.os.fsync", refuse)
+                return act(*arguments, **options)
 
-    monkeypatch.setattr("lib.run.train.save", save_on_it)
+        return called
+
+    monkeypatch.setattr("lib.run.train.save", on_it(save))
+    monkeypatch.setattr("lib.run.saver.commit", on_it(commit))
 
 
 def test_a_disk_that_is_full_from_the_start_is_found_before_the_first_step(

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from lib.store import load, save
 from lib.store.folder import committed, prune, step_name
+from lib.store.retention import Policy
 from tests.checkpoints import assert_same
 from tests.world.test_kill_during_save import made
 
@@ -35,7 +36,7 @@ for n in range(rounds):
         signal.alarm(60)
         for step in range(last + 1, last + 10**6):
             save(root / step_name(step), made(step))
-            prune(root, 3)
+            prune(root, Policy(last=3))
     while max(committed(root), default=0) == last:
         os.kill(saver, 0)
     time.sleep(chance.uniform(0, 0.05))

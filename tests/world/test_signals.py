@@ -111,13 +111,13 @@ MOMENTS = [
     ("train.train_step", 5, "after", True),
     ("train.append", 6, "before", True),
     ("train.append", 6, "after", True),
-    ("train.save", 2, "before", True),
-    ("train.save", 2, "after", True),
+    ("saver.commit", 1, "before", True),
+    ("saver.commit", 1, "after", True),
     ("train.prune", 2, "after", True),
     ("evals.eval_step", 3, "before", True),
     ("evals.eval_step", 4, "after", True),
     ("train.train_step", 12, "after", True),
-    ("train.save", 4, "after", True),
+    ("saver.commit", 3, "after", True),
     ("train.written", 1, "before", True),
 ]
 
@@ -172,7 +172,7 @@ def test_the_line_says_where_it_was_saved(
 def test_a_verb_that_only_reads_leaves_at_once(verb: str, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     before = files(place.folder / "unbroken")
     with monkeypatch.context() as patch:
-        signalled(patch, "newest.load", 1, after=False)
+        signalled(patch, "inspect.load" if verb == "inspect" else "newest.load", 1, after=False)
         ended = run_here(verb, f"run.dir={place.folder / 'unbroken'}")
     assert ended == (75, "", AGAIN)
     assert files(place.folder / "unbroken") == before
