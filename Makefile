@@ -28,12 +28,12 @@ lint: $(VENV)/.installed-test
 # The stamps keep a second call from installing again; what tests need holds all that a run needs.
 $(VENV)/.installed-run: $(BIN)/pip $(SETTINGS)
 	@echo "Installing into $(VENV) (once, a few minutes) ..."
-	@$(INSTALL) ".[plot,data]"
+	@$(INSTALL) ".[plot,data,safetensors]"
 	@touch $@
 
 $(VENV)/.installed-test: $(BIN)/pip $(SETTINGS)
 	@echo "Installing into $(VENV) (once, a few minutes) ..."
-	@$(INSTALL) ".[test,plot,data,bench]"
+	@$(INSTALL) ".[test,plot,data,safetensors,bench]"
 	@touch $(VENV)/.installed-run $@
 
 $(BIN)/pip:

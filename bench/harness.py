@@ -73,7 +73,7 @@ def last_lines(name: str, count: int) -> list[str]:
     if not HISTORY.exists():
         return []
     lines = [json.loads(text) for text in HISTORY.read_text(encoding="utf-8").splitlines()]
-    keys = ("date", "commit", "case", "ratio", "memory_ratio")
+    keys = ("date", "commit", "case", "ratio", "faster", "memory_ratio", "save_s", "load_s", "above_mb")
     mine = [line for line in lines if line["bench"] == name][-count:]
     return [f"{name}: " + "  ".join(f"{key}={line[key]}" for key in keys if key in line) for line in mine]
 

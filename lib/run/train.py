@@ -152,7 +152,9 @@ def _saver(start: Start, run: Path, lines: FileIO, voice: Progress) -> Saver:
     def after(step: int) -> None:
         voice.note(f"saved {inside(checkpoints, step_name(step))}")
         rows = read_lines(run / "metrics.jsonl") if how.keep_best is not None else []
-        scores = {row["step"]: row[how.best_by] for row in rows if isinstance(row.get(how.best_by), (int, float))}
+        # Its own line may be written just now, or not yet: what goes must not depend on that.
+        rows = [row for row in rows if row["step"] < step and isinstance(row.get(how.best_by), (int, float))]
+        scores = {row["step"]: row[how.best_by] for row in rows}
         prune(checkpoints, policy, scores=scores)  # only now that its successor is committed
         sweep(checkpoints)
 
