@@ -106,7 +106,8 @@ class Machine:
         self.unsynced_entries = {entry for entry in self.unsynced_entries if entry.parent != path}
         self.unsynced_renames = {pair for pair in self.unsynced_renames if pair[0].parent != path}
 
-    def mkdir(self, path: Path, mode: int = 0o777) -> None:
+    def mkdir(self, path: Path | str, mode: int = 0o777) -> None:
+        path = Path(path)
         if not path.exists():
             self.unsynced_entries.add(path)
             self._writes(lambda: os.mkdir(path, mode))

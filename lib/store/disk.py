@@ -40,7 +40,7 @@ BATCH_PIECES = 512  # Linux takes 1024 in one call
 HIDDEN = re.compile(r"\.(saving|deleting)-[0-9a-f]{16}")
 
 
-def write_file(path: Path, pieces: Iterable[Sequence[Any]]) -> int:
+def write_file(path: str, pieces: Iterable[Sequence[Any]]) -> int:
     """Write a new file, given as groups of buffers, and sync it; return its size in bytes."""
     fd, size = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), 0
     try:
@@ -59,7 +59,7 @@ def write_file(path: Path, pieces: Iterable[Sequence[Any]]) -> int:
     return size
 
 
-def sync(folder: Path) -> None:
+def sync(folder: str | Path) -> None:
     """Sync the entries of a folder."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -11,7 +11,6 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
@@ -157,7 +156,12 @@ def _array(node: Node) -> Array:
 
 
 def _folders(names: Sequence[str]) -> list[str]:
-    return sorted({str(above) for name in names for above in PurePosixPath(name).parents} - {"."})
+    """All folders that files lie in, outer ones first."""
+    found: set[str] = set()
+    for name in names:
+        while (name := name.rpartition("/")[0]) and name not in found:
+            found.add(name)
+    return sorted(found)
 
 
 def _agree(table: Mapping[str, Node], attributes: Attributes, arrays: Mapping[str, Held], ranks: Ranks) -> None:

@@ -127,7 +127,7 @@ def test_setting_aside_that_dies_at_any_request_can_be_done_again() -> None:
         assert latest(objects.bucket(), older=True) == str(at(objects, 1))
         sweep(objects.bucket())
         assert f"{at(objects, 2).root}/DAMAGED" in objects.kept  # set aside, not deleted
-        assert f"{at(objects, 2).root}/params/w/c/0" in objects.kept
+        assert f"{at(objects, 2).root}/params/w/c.0" in objects.kept
         assert committed(objects.bucket()) == [1]
 
 

@@ -127,7 +127,7 @@ def test_a_checkpoint_can_be_checked_by_hand(tmp_path: Path) -> None:
     for name, facts in listed.items():
         data = (path / name).read_bytes()
         # The values in these files end with their checksum.
-        value = data[:-4] if "/c/" in f"{name}/" else data
+        value = data[:-4] if "/c" in name else data
         assert facts == {"size": len(data), "crc32c": crc32c(value).hex()}
         assert value == data or data.endswith(crc32c(value))
     assert {*listed, "COMMIT", "manifest.json"} == {name for name, data in tree(path).items() if data is not None}
@@ -168,7 +168,7 @@ def test_info_and_leaves_are_told_without_reading_the_leaves(tmp_path: Path) -> 
     path = save(
         tmp_path / "run/checkpoints/step_0000000001", example(), info={"torch": torch.__version__, "threads": 2}
     )
-    for leaf in path.glob("params/**/c/**/*"):
+    for leaf in path.glob("params/**/c*"):
         leaf.unlink() if leaf.is_file() else None
     assert read_info(tmp_path / "run") == {"torch": str(torch.__version__), "threads": 2}
     assert describe(path) == [

@@ -118,7 +118,7 @@ def test_a_recipe_of_another_version_is_refused_with_its_reason(tmp_path: Path) 
 
 def test_a_shard_with_another_index_is_refused_though_its_checksums_are_right(tmp_path: Path) -> None:
     path = save(tmp_path / "a", td(x=torch.arange(2.0**20 + 2)))
-    shard = path / "x/c/0"
+    shard = path / "x/c.0"
     data = bytearray(shard.read_bytes())
     data[-36:-20], data[-20:-4] = data[-20:-4], data[-36:-20]
     data[-4:] = crc32c(bytes(data[-36:-4]))
@@ -132,7 +132,7 @@ def test_all_but_chunks_is_plain_json(tmp_path: Path) -> None:
     path = save(tmp_path / "a", example())
     names = {name for name, data in tree(path).items() if data is not None}
     assert {name for name in names if not name.endswith(".json")} == {
-        *("COMMIT", "cursor/text/epoch/c", "cursor/text/row/c", "params/blocks/wq/c/0/0/0", "params/embed/c/0/0"),
+        *("COMMIT", "cursor/text/epoch/c", "cursor/text/row/c", "params/blocks/wq/c.0.0.0", "params/embed/c.0.0"),
         "step/c",
     }
     for name in names:

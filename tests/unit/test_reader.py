@@ -27,8 +27,8 @@ DAMAGED = "must have the crc32c that manifest.json gives it, so it is damaged"
 @pytest.mark.parametrize(
     ("spoil", "message"),
     numbered([
-        (lambda p: flip(p / "params/embed/c/0/0"),
-         "state.params.embed: {p}/params/embed/c/0/0 {d}"),
+        (lambda p: flip(p / "params/embed/c.0.0"),
+         "state.params.embed: {p}/params/embed/c.0.0 {d}"),
         (lambda p: flip(p / "params/embed/zarr.json"),
          "state.params.embed: {p}/params/embed/zarr.json {d}"),
         (lambda p: flip(p / "params/zarr.json"),
@@ -47,10 +47,10 @@ DAMAGED = "must have the crc32c that manifest.json gives it, so it is damaged"
         (lambda p: (p / "params/embed/zarr.json").unlink(),
          "{p}: params/embed/zarr.json (state.params.embed) is missing"),
         (lambda p: (shutil.rmtree(p / "params"), (p / "x").write_bytes(b"")),
-         ("{p}: params/blocks/wq/c/0/0/0 (state.params.blocks.wq) is missing, "
+         ("{p}: params/blocks/wq/c.0.0.0 (state.params.blocks.wq) is missing, "
           "params/blocks/wq/zarr.json (state.params.blocks.wq) is missing, "
           "params/blocks/zarr.json (state.params.blocks) is missing, "
-          "params/embed/c/0/0 (state.params.embed) is missing, "
+          "params/embed/c.0.0 (state.params.embed) is missing, "
           "params/embed/zarr.json (state.params.embed) is missing, "
           "params/zarr.json (state.params) is missing, x is unexpected")),
         (lambda p: [(p / f"x{i}").write_bytes(b"") for i in range(10)],

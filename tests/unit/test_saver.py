@@ -39,7 +39,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Holds every write until it is set."""
     opened, real = threading.Event(), disk.write_file
 
-    def write(path: Path, pieces: Any) -> int:
+    def write(path: str, pieces: Any) -> int:
         assert opened.wait(60)
         return real(path, pieces)
 
@@ -48,7 +48,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     opened.set()
 
 
-def fail(_path: Path, _pieces: Any) -> int:
+def fail(_path: str, _pieces: Any) -> int:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -142,7 +142,7 @@ def test_plain_zarr_sees_a_flipped_bit(tmp_path: Path) -> None:
     for at in range(file_size(layout, 4, (0,))):
         data = bytearray(file_bytes(array, layout, (0,)))
         data[at] ^= 4
-        (tmp_path / "a/c/0").write_bytes(data)
+        (tmp_path / "a/c.0").write_bytes(data)
         with pytest.raises(ValueError, match="checksum"):
             zarr.open_array(tmp_path / "a", mode="r")[...]
 

@@ -119,7 +119,7 @@ def test_a_save_whose_process_was_lost_is_no_checkpoint_and_goes_with_the_next_s
 def test_damage_in_s3_is_named_and_set_aside(folder: Bucket) -> None:
     for step in (1, 2):
         save(folder.child(step_name(step)), state(step))
-    path = f"{folder.root}/{step_name(2)}/params/w/c/0"
+    path = f"{folder.root}/{step_name(2)}/params/w/c.0"
     folder.files.pipe_file(path, b"\1" + folder.files.cat_file(path)[1:])
     with pytest.raises(CheckpointError) as caught:
         load(folder)
