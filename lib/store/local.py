@@ -142,17 +142,15 @@ class _Draft:
             os.mkdir(f"{self.hidden}/{name}")
 
     def write(self, files: Sequence[Content]) -> None:
-        def some(few: Sequence[Content]) -> None:
-            for name, pieces in few:
-                disk.write_file(f"{self.hidden}/{name}", pieces)
+        def one(file: Content) -> None:
+            disk.write_file(f"{self.hidden}/{file[0]}", file[1])
 
         if THREADS == 1 or len(files) == 1:
-            some(files)
+            for file in files:
+                one(file)
             return
-        # Single files where there are few, which are large; else a handful at once, since handing out costs too.
-        each = max(1, min(16, len(files) // (8 * THREADS)))
         with ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(some, [files[at : at + each] for at in range(0, len(files), each)]):
+            for _ in pool.map(one, files):
                 pass  # the first failure is raised, and what has not begun never begins
 
     def seal(self, folders: Sequence[str], manifest: bytes, commit: bytes) -> None:
