@@ -21,7 +21,8 @@ from lib.run.signals import Signals
 from lib.store import load, save
 from lib.store.checkpoint import has_recipe, read_info, resolve
 from lib.store.folder import STEP
-from lib.store.tensors import averaged, read_metadata, read_tensors, renamed, write_tensors
+from lib.store.tensors import read_metadata, read_tensors, write_tensors
+from lib.store.trees import averaged, renamed
 from lib.tree import from_leaves, leaves, tensordict
 
 __all__ = ["convert_verb"]

@@ -15,7 +15,8 @@ from lib.store import load
 from lib.store.checkpoint import differences, resolve
 from lib.store.folder import Where
 from lib.store.remote import is_remote
-from lib.store.tensors import read_tensors, renamed
+from lib.store.tensors import read_tensors
+from lib.store.trees import renamed
 from lib.tree import from_leaves, leaves, plain, tensordict
 
 __all__ = ["checkpoint_at", "is_tensors", "params_at", "rules_of", "with_weights"]

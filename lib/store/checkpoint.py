@@ -161,6 +161,7 @@ def load(
             good checkpoint.
         ValueError: `keys` is not a list, a pattern or a name fits nothing, or the arguments do not go together.
     """
+    _check_kinds(keys, like, mesh, rename)
     if layout is not None and mesh is None:
         raise ValueError("layout: given without a mesh, must go with one; pass mesh=...")
     if like is not None and mesh is not None:
@@ -168,38 +169,59 @@ def load(
     by_name = None if like is None else nodes(like, abstract=True)
     ranks = ranks_of(by_name or {}) if mesh is None else over(members_of(mesh))
     place, checkpoints = _agreed(path, ranks)
-    read: list[TensorDict] = []
+    wish, read = _Wish(keys, by_name, mesh, layout, rename or {}), list[TensorDict]()
 
     def act() -> bytes:
-        read.append(_read(place, checkpoints, keys, by_name, mesh, layout, rename or {}, ranks))
+        read.append(_read(place, wish, ranks is None or ranks.rank == 0, checkpoints))
         return b""
 
     together(ranks or ALONE, act)
     return read[0]
 
 
-def _read(
-    place: Place,
-    checkpoints: Place | None,
-    keys: Sequence[str] | None,
-    by_name: Mapping[str, Leaf] | None,
-    mesh: DeviceMesh | None,
-    layout: Layout | None,
-    rename: Mapping[str, str],
-    ranks: Ranks | None,
-) -> TensorDict:
-    """Read what `load` was asked for, as far as it is for this rank."""
+def _check_kinds(keys: Any, like: Any, mesh: Any, rename: Any) -> None:
+    if isinstance(keys, str):
+        raise ValueError(f"keys={keys!r} must be a list of names; write keys=[{keys!r}]")
+    for key in keys or ():
+        if not isinstance(key, str):
+            raise ValueError(f"keys: {key!r} must be the name of a leaf or branch; give text")
+    if like is not None and not isinstance(like, TensorDict):
+        raise ValueError(f"like: a {type(like).__name__} must be a TensorDict; make it one with lib.tree.tensordict")
+    if mesh is not None and not isinstance(mesh, DeviceMesh):
+        raise ValueError(
+            f"mesh: a {type(mesh).__name__} must be a DeviceMesh; make one with torch.distributed.device_mesh"
+        )
+    if rename is not None and not isinstance(rename, Mapping):
+        raise ValueError(f"rename: a {type(rename).__name__} must be a mapping {{stored: wanted}}; make it one")
+    for old, new in (rename or {}).items():
+        if not all(isinstance(name, str) and name for name in (old, new)):
+            raise ValueError(f"rename: {old!r} -> {new!r} must be two names; correct it")
+
+
+class _Wish(NamedTuple):
+    """What `load` was asked for, with the nodes of `like` by path."""
+
+    keys: Sequence[str] | None
+    like: Mapping[str, Leaf] | None
+    mesh: DeviceMesh | None
+    layout: Layout | None
+    rename: Mapping[str, str]
+
+
+def _read(place: Place, wish: _Wish, first: bool, checkpoints: Place | None) -> TensorDict:
+    """Read what is wished for as far as it is for this rank; the first one also looks at what none needs."""
+    keys = wish.keys
     try:
         manifest = read_manifest(place)
-        names = _renamed(place, manifest, rename)
+        names = _renamed(place, manifest, wish.rename)
         wanted = {name: manifest.nodes[stored] for stored, name in names.items()}
         picked = set(chosen(place, wanted, keys))
         aim_at = {stored: name for stored, name in names.items() if name in picked}
-        if by_name is not None:
-            asked = by_name if keys is None else {name: by_name[name] for name in chosen(place, _kinds(by_name), keys)}
+        if wish.like is not None:
+            asked = wish.like if keys is None else {n: wish.like[n] for n in chosen(place, _kinds(wish.like), keys)}
             _check_like(place, {name: wanted[name] for name in picked}, asked)
-        target = _targets(by_name, mesh, layout, [name for name in picked if isinstance(wanted[name], Array)])
-        return read_tree(place, manifest, Aim(aim_at, target, ranks is None or ranks.rank == 0))
+        target = _targets(wish, [name for name in picked if isinstance(wanted[name], Array)])
+        return read_tree(place, manifest, Aim(aim_at, target, first))
     except CheckpointError:
         if checkpoints is not None:
             latest(checkpoints)  # when the newest is damaged, this error also names the nearest good one
@@ -326,12 +348,11 @@ def _shown(what: Any) -> str:
     return f"{what.dtype} {what.shape}" if isinstance(what, Array) else "a recipe"
 
 
-def _targets(
-    like: Mapping[str, Leaf] | None, mesh: DeviceMesh | None, layout: Layout | None, names: Sequence[str]
-) -> Callable[[str, Array], Target]:
+def _targets(wish: _Wish, names: Sequence[str]) -> Callable[[str, Array], Target]:
     """Where each leaf is to lie."""
+    mesh, like = wish.mesh, wish.like
     if mesh is not None:
-        rules = dict(layout or {})
+        rules = dict(wish.layout or {})
         for pattern in rules:
             if not any(fnmatchcase(name.replace("/", "."), pattern) for name in names):
                 raise ValueError(f"layout: {pattern!r} fits no leaf, must fit one; see describe(path) for their names")

@@ -99,10 +99,12 @@ def place_of(path: str | os.PathLike[str] | Place) -> Place:
     """Find the kind of place that a path or a URL means; a place is itself.
 
     Raises:
-        ValueError: it is a URL, and a package for its scheme is missing.
+        ValueError: it is none of these, or it is a URL and a package for its scheme is missing.
     """
-    if not isinstance(path, (str, os.PathLike)):
+    if not isinstance(path, (str, os.PathLike)) and hasattr(path, "listing"):
         return path
+    if not isinstance(path, (str, os.PathLike)) or not str(path):
+        raise ValueError(f"path: {path!r} must be a path, a URL or a lib.store.place.Place; give one")
     if isinstance(path, str) and is_remote(path):
         from lib.store.bucket import bucket_of  # fsspec is an extra
 

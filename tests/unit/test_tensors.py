@@ -23,15 +23,8 @@ from safetensors.torch import load_file, save_file
 
 from lib.errors import CheckpointError
 from lib.store import tensors
-from lib.store.tensors import (
-    DTYPES,
-    averaged,
-    describe_tensors,
-    read_metadata,
-    read_tensors,
-    renamed,
-    write_tensors,
-)
+from lib.store.tensors import DTYPES, describe_tensors, read_metadata, read_tensors, write_tensors
+from lib.store.trees import averaged, renamed
 from tests.checkpoints import refused, tree
 from tests.strategies import refusal
 

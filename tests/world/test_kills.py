@@ -60,17 +60,23 @@ number, last = 0, -1
 while told["kills"] < kills:
     name = f"run{number}"
     checkpoints = folder / name / "checkpoints"
+    before = set(os.listdir(checkpoints)) if checkpoints.is_dir() else set()
     child = run(name)
-    # A third as soon as something is seen to be written, a third after a short while, a third at any time.
-    kind = told["kills"] % 3
-    until = time.monotonic() + (chance.uniform(0, 0.7) if kind else 5)
+    # A third when something has begun to be written, a third soon after a checkpoint, a third at any time.
+    kind, after = told["kills"] % 3, chance.randrange(8)
+    until = time.monotonic() + (chance.uniform(0, 3) if kind == 2 else 20)
+    seen = set()
     while time.monotonic() < until:
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             break
-        if kind == 0 and chance.random() < 0.02 and checkpoints.is_dir():
-            if any(entry.startswith(".") for entry in os.listdir(checkpoints)):
-                break
-        time.sleep(0 if kind == 0 else 0.001)
+        if kind == 2 or not checkpoints.is_dir():
+            time.sleep(0.001)
+            continue
+        mark = "." if kind == 0 else "step_"
+        seen |= {entry for entry in os.listdir(checkpoints) if entry.startswith(mark)} - before
+        if len(seen) > after:
+            time.sleep(chance.uniform(0, 0.02))
+            break
     os.kill(child, signal.SIGKILL)
     code = ended(child)
     if code == -signal.SIGKILL:
