@@ -23,12 +23,16 @@ from tensordict import NonTensorData, TensorDict
 
 from lib.config import Model, Recipe
 from lib.errors import CheckpointError
-from lib.store import load, save
+from lib.run.saver import Saver
+from lib.store import load, save, shards
+from lib.store.checkpoint import commit
 from lib.store.folder import committed, latest, prune, step_name, sweep
 from lib.store.leaves import STORED, check_names, nodes
+from lib.store.place import place_of
 from lib.store.retention import Policy, Saved, retain
 from tests.checkpoints import assert_same, bits, flip, td, tree
 from tests.faults import Crash, Machine
+from tests.ranks import Dims, part_of, together
 
 
 @pytest.fixture(autouse=True)
@@ -112,6 +116,40 @@ def test_saving_changes_neither_the_state_nor_the_generator(state: TensorDict) -
         load(save(Path(root) / "a", state))
     assert before == {path: bits(leaf) for path, leaf in nodes(state).items() if isinstance(leaf, torch.Tensor)}
     assert torch.equal(generator, torch.get_rng_state())
+
+
+@st.composite
+def cut_states(draw: st.DrawFn) -> tuple[TensorDict, tuple[int, ...], dict[str, list[int | None]]]:
+    """A state, a mesh, and how some of its leaves are cut over it."""
+    state = draw(states())
+    mesh = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=2)))
+    dims: dict[str, list[int | None]] = {}
+    for path, leaf in nodes(state).items():
+        if isinstance(leaf, torch.Tensor) and draw(st.booleans()):
+            choice = st.none() | st.integers(0, leaf.ndim - 1) if leaf.ndim else st.none()
+            dims[path] = [draw(choice) for _ in mesh]
+    return state, mesh, dims
+
+
+def save_by_ranks(path: Path, state: TensorDict, mesh: tuple[int, ...], dims: Dims) -> None:
+    together(
+        int(np.prod(mesh)),
+        lambda ranks: commit(place_of(path), part_of(state, mesh, dims, ranks.rank), {}, ranks),
+    )
+
+
+@given(cut_states())
+def test_what_several_ranks_save_is_one_state(
+    cut: tuple[TensorDict, tuple[int, ...], dict[str, list[int | None]]],
+) -> None:
+    state, mesh, dims = cut
+    with tempfile.TemporaryDirectory() as root, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "SMALLEST_CHUNK_BYTES", 1)  # so that parts of a few bytes are files of their own
+        save_by_ranks(Path(root) / "a", state, mesh, dims)
+        assert_same(load(Path(root) / "a"), state)
+        before = tree(Path(root))
+        save_by_ranks(Path(root) / "a", state, mesh, dims)  # the same again
+        assert tree(Path(root)) == before
 
 
 # Damage ---------------------------------------------------------------------------------------------------------------
@@ -208,7 +246,7 @@ def test_a_save_that_dies_at_any_operation_costs_at_most_itself(tmp_path: Path, 
         return lambda: save(root / "a" / step_name(2), numbered(2))
 
     total = operations(prepare(tmp_path / "count"))
-    assert total > 40
+    assert total > 30
     seen = set()
     for n in range(1, total + 1):
         root = tmp_path / str(n)
@@ -336,8 +374,11 @@ def test_setting_aside_that_dies_at_any_operation_can_be_done_again(tmp_path: Pa
 # A run's life ---------------------------------------------------------------------------------------------------------
 
 
+MESHES = st.sampled_from([(2,), (3,), (2, 2)])
+
+
 class Life(RuleBasedStateMachine):
-    """Any sequence of saves, deaths, damage, pruning and resuming, against a dict."""
+    """Any sequence of saves, by one or several, in the background or not, deaths, damage, pruning and resuming."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -367,6 +408,42 @@ class Life(RuleBasedStateMachine):
         with machine.running():
             try:
                 save(self.root / step_name(self.step), numbered(value))
+            except Crash:
+                if losing:
+                    machine.lose_what_was_not_synced()
+        if self.step in committed(self.root):
+            self.good[self.step] = value
+
+    @rule(value=st.integers(0, 100), other=st.integers(0, 100))
+    def saves_in_the_background(self, value: int, other: int) -> None:
+        self.step += 1
+        state = numbered(value)
+        with Saver(self.root) as saver:
+            state["step"].fill_(self.step)
+            saver.save(state, {})
+            state["params", "w"].fill_(other)
+            state["step"].fill_(0)
+        written = numbered(value)
+        written["step"].fill_(self.step)
+        assert_same(load(self.root / step_name(self.step)), written)
+        # What a state says of itself is its step there, and its value in the rest of this machine.
+        shutil.rmtree(self.root / step_name(self.step))
+        save(self.root / step_name(self.step), numbered(value))
+        self.good[self.step] = value
+
+    @rule(value=st.integers(0, 100), mesh=MESHES)
+    def several_save(self, value: int, mesh: tuple[int, ...]) -> None:
+        self.step += 1
+        save_by_ranks(self.root / step_name(self.step), numbered(value), mesh, {"params/w": [0] * len(mesh)})
+        self.good[self.step] = value
+
+    @rule(value=st.integers(0, 100), mesh=MESHES, at=st.integers(1, 60), losing=st.booleans())
+    def dies_while_several_save(self, value: int, mesh: tuple[int, ...], at: int, losing: bool) -> None:
+        self.step += 1
+        machine = Machine(at)
+        with machine.running():
+            try:
+                save_by_ranks(self.root / step_name(self.step), numbered(value), mesh, {"params/w": [0] * len(mesh)})
             except Crash:
                 if losing:
                     machine.lose_what_was_not_synced()
