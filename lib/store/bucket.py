@@ -19,7 +19,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from lib.store.manifest import COMMIT, MANIFEST
+from lib.errors import CheckpointError
+from lib.store.manifest import COMMIT, MANIFEST, METADATA, decode_attributes
 from lib.store.place import Content
 from lib.store.remote import said
 
@@ -139,10 +140,18 @@ class Bucket:
         swept = []
         for name in self.names() if self._exists() else []:
             inside = self.child(name)
-            if name.startswith("step_") and not inside.has(COMMIT) and not inside.has(DAMAGED):
+            if inside._is_ours() and not inside.has(COMMIT) and not inside.has(DAMAGED):
                 inside._clear()
                 swept.append(name)
         return swept
+
+    def _is_ours(self) -> bool:
+        """Whether a save has begun here: by its first file, which says so; whatever else lies beside is let alone."""
+        try:
+            decode_attributes(self.read(METADATA), str(self))
+        except (FileNotFoundError, CheckpointError):
+            return False
+        return True
 
     def put(self, name: str, data: bytes) -> None:
         """Write one small file in one request."""
@@ -156,13 +165,14 @@ class Bucket:
         return True
 
     def _clear(self) -> None:
-        """Delete all below, COMMIT before anything else."""
+        """Delete all below, COMMIT before anything else, and last what tells that the rest is ours."""
         try:
-            names = list(self.listing())
+            names = set(self.listing())
         except FileNotFoundError:
             return
         self._remove([COMMIT] if COMMIT in names else [])
-        self._remove([name for name in names if name != COMMIT])
+        self._remove(sorted(names - {COMMIT, METADATA}))
+        self._remove([METADATA] if METADATA in names else [])
 
     def _remove(self, names: Sequence[str]) -> None:
         if names:
@@ -201,8 +211,12 @@ class _Draft:
         """Folders are no more than a part of names."""
 
     def write(self, files: Sequence[Content]) -> None:
+        # The root's metadata before anything else: by it a sweep knows what it may remove.
+        first = [file for file in files if file[0] == METADATA]
+        for file in first:
+            self._put(file)
         with ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(self._put, files):
+            for _ in pool.map(self._put, [file for file in files if file[0] != METADATA]):
                 pass
 
     def seal(self, folders: Sequence[str], manifest: bytes, commit: bytes) -> None:

@@ -208,6 +208,19 @@ def test_failures_that_last_end_the_save_and_cost_nothing(error: Exception, why:
     assert failed > 8
 
 
+def test_what_is_not_ours_is_never_swept() -> None:
+    objects = Objects()
+    save(at(objects, 1), numbered(1))
+    foreign = {
+        f"{objects.bucket().root}/step_5/model.pt": b"precious",
+        f"{objects.bucket().root}/step_6/zarr.json": b'{"zarr_format": 3, "node_type": "group", "attributes": {}}',
+        f"{objects.bucket().root}/notes/a": b"precious",
+    }
+    objects.kept |= foreign
+    assert sweep(objects.bucket()) == []
+    assert foreign.items() <= objects.kept.items()
+
+
 def test_slow_answers_change_nothing() -> None:
     objects = Objects()
     objects.delay_s = 0.002
