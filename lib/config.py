@@ -651,6 +651,8 @@ class Init(_Checked, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.path is not None and not self.path.strip():
+            raise ValueError("init.path='' must name a checkpoint, a run folder or .safetensors, or be none; drop it")
         if self.path is None and (self.take != "weights" or self.names):
             raise ValueError("init.path=none must be given with init.take or init.names; set init.path")
         for text in self.names:
@@ -724,6 +726,8 @@ class Inspect(_Checked, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.path is not None and not self.path.strip():
+            raise ValueError("inspect.path='' must name a checkpoint or be none; drop it")
         if self.rows and self.path is not None:
             raise ValueError("inspect.rows must not go with inspect.path, rows are those of run.dir; drop one")
 

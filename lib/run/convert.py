@@ -15,7 +15,7 @@ from lib.errors import CheckpointError
 from lib.run.folder import run_folder
 from lib.run.init import is_tensors, rules_of
 from lib.run.launch import Launch
-from lib.run.newest import newest_checkpoint
+from lib.run.newest import checkpoint_in, newest_checkpoint
 from lib.run.progress import Progress, size_text
 from lib.run.signals import Signals
 from lib.store import load, save
@@ -45,7 +45,11 @@ def convert_verb(told: Launch, voice: Progress, signals: Signals) -> int:
             run_folder(told.config)
             sources = [str(newest_checkpoint(told.config, voice))]
         else:
-            sources = [how.source] if isinstance(how.source, str) else list(how.source)
+            given = [how.source] if isinstance(how.source, str) else list(how.source)
+            config = told.config
+            sources = [
+                each if is_tensors(each) else str(checkpoint_in(config, each, "convert.source")) for each in given
+            ]
         named, recipe = _read(sources, how)
         names = renamed(named, rules_of(how.names))
         named = {names[name]: leaf for name, leaf in named.items()}
@@ -72,9 +76,9 @@ def _check(how: Convert) -> None:
     if len(sources) > 1 and how.what == "all":
         raise ValueError("convert.what=all must be of one source, whole states have no mean; set convert.what=params")
     if not how.target.endswith(".safetensors"):
-        if STEP.fullmatch(Path(how.target).name):
+        if STEP.fullmatch(Path(how.target).name) or Path(how.target).parent.name == "checkpoints":
             raise ValueError(
-                f"convert.target={how.target} must not be named as the checkpoints of a run are; choose another name"
+                f"convert.target={how.target} must not be named, or lie, as the checkpoints of a run do; choose another"
             )
         if how.most_mb is not None:
             raise ValueError("convert.most_mb must go with a target .safetensors; drop it")

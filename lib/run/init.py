@@ -15,11 +15,11 @@ from lib.store import load
 from lib.store.checkpoint import differences, resolve
 from lib.store.folder import Where
 from lib.store.remote import is_remote
-from lib.store.tensors import read_tensors
+from lib.store.tensors import describe_tensors, read_tensors
 from lib.store.trees import renamed
 from lib.tree import from_leaves, leaves, plain, tensordict
 
-__all__ = ["checkpoint_at", "is_tensors", "params_at", "rules_of", "with_weights"]
+__all__ = ["check_source", "checkpoint_at", "is_tensors", "params_at", "rules_of", "with_weights"]
 
 
 def with_weights(state: TensorDict, init: Init) -> TensorDict:
@@ -44,6 +44,22 @@ def with_weights(state: TensorDict, init: Init) -> TensorDict:
     if "average" in state.keys():  # noqa: SIM118 (iterating a TensorDict iterates its batch)
         begun["average"] = tensordict(average.init(plain(begun["params"])))
     return begun
+
+
+def check_source(init: Init) -> None:
+    """Look whether there is something of the right kind.
+
+    Raises:
+        CheckpointError: nothing is there, or it cannot be read.
+        ValueError: a whole state is asked for, and .safetensors is none.
+    """
+    assert init.path is not None
+    if not is_tensors(init.path):
+        resolve(init.path)
+    elif init.take == "all":
+        raise ValueError(f"init.path={init.path} must be a checkpoint with init.take=all; make one of it with convert")
+    else:
+        describe_tensors(init.path)
 
 
 def params_at(path: str) -> dict[str, Tensor]:

@@ -14,12 +14,12 @@ from tensordict import TensorDict
 from lib.config import Recipe
 from lib.run.folder import run_folder
 from lib.run.launch import Launch
-from lib.run.newest import newest_checkpoint
+from lib.run.newest import checkpoint_in, newest_checkpoint
 from lib.run.progress import Progress, size_text
 from lib.run.rows import shown_rows
 from lib.run.signals import Signals
 from lib.store import load
-from lib.store.checkpoint import Row, describe, has_recipe, read_info, resolve
+from lib.store.checkpoint import Row, describe, has_recipe, read_info
 from lib.store.folder import Where
 from lib.store.place import place_of
 from lib.store.reader import verify
@@ -46,7 +46,7 @@ def inspect_verb(told: Launch, voice: Progress, signals: Signals) -> int:
             run_folder(config)
             path = newest_checkpoint(config, voice)
         else:
-            path = resolve(config.inspect.path)
+            path = checkpoint_in(config, config.inspect.path, "inspect.path")
             verify(place_of(path))
         rows = describe(path)
         for line in _tree(rows, _norms(path, rows)):

@@ -13,11 +13,11 @@ from lib.run.folder import run_folder
 from lib.run.progress import Progress
 from lib.run.resume import recorded_in
 from lib.store import load
-from lib.store.checkpoint import read_info
+from lib.store.checkpoint import read_info, resolve
 from lib.store.folder import Where, at_step, latest
 from lib.store.remote import is_remote
 
-__all__ = ["checkpoints_of", "newest_checkpoint", "newest_state"]
+__all__ = ["checkpoint_in", "checkpoints_of", "newest_checkpoint", "newest_state"]
 
 
 def checkpoints_of(config: Config) -> Where:
@@ -47,6 +47,22 @@ def newest_checkpoint(config: Config, voice: Progress) -> Where:
     if path is None:
         raise CheckpointError(f"{checkpoints}: no checkpoint is there, must be one; train the run first")
     return path
+
+
+def checkpoint_in(config: Config, path: str, key: str) -> Where:
+    """Find the checkpoint that a key of the config names, at the step that `load` asks for.
+
+    Raises:
+        ValueError: `load=older`, which sets checkpoints of a run aside, for what may be no run.
+        CheckpointError: none is there.
+    """
+    if config.load == "older":
+        raise ValueError(f"load=older must not go with {key}, it is for the run in run.dir; name the checkpoint itself")
+    if isinstance(config.load, int):
+        found = resolve(path)
+        folder = str(found).rpartition("/")[0]
+        return at_step(folder if is_remote(folder) else Path(folder), config.load)
+    return resolve(path)
 
 
 def newest_state(config: Config, voice: Progress) -> TensorDict:

@@ -12,6 +12,7 @@ hand and before the next step's (not run yet on one).
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -78,6 +79,7 @@ class Saver:
             ranks: those who save together (`lib.store.ranks.over`), twice, over two groups: one that the background
                 talks through, one that `check` does.
         """
+        place_of(checkpoints)  # what is no place at all is found now
         self.newest = newest
         self._checkpoints, self._background = checkpoints, background
         self._before, self._after = before, after
@@ -96,7 +98,7 @@ class Saver:
             CheckpointError: the save before failed; or, not in the background, this one.
         """
         self.settle()
-        step = int(state["step"])
+        step = _step_of(state)
         held = hold(nodes(state))
         if not self._background:
             self._write(step, Snapshot(held, lambda: None), info)
@@ -115,6 +117,8 @@ class Saver:
 
         thread = threading.Thread(target=act, name=f"save {step}")
         self._flight = _Flight(step, thread, failure)
+        # Who forgets to settle is waited for all the same, before the interpreter takes its pools of threads away.
+        threading._register_atexit(_waited_for, self._flight)  # type: ignore[attr-defined]
         thread.start()
 
     def check(self) -> None:
@@ -147,15 +151,17 @@ class Saver:
         if error is None:
             self.settle()
         elif self._flight is not None:  # what ended the block counts for more than what became of the save
-            self._flight.thread.join()
-            self._flight = None
+            flight, self._flight = self._flight, None
+            flight.thread.join()
+            if flight.failure:
+                error.add_note(f"the save at hand failed too: {flight.failure.pop()}")
 
     def _land(self) -> None:
         flight, self._flight = self._flight, None
         assert flight is not None
         flight.thread.join()
         if flight.failure:
-            raise flight.failure[0]
+            raise flight.failure.pop()
         self._landed(flight.step)
 
     def _landed(self, step: int) -> None:
@@ -167,6 +173,21 @@ class Saver:
         commit(place_of(inside(self._checkpoints, step_name(step))), copy.found, info, self._writers)
         if self._writers.rank == 0:
             self._after(step)
+
+
+def _step_of(state: TensorDict) -> int:
+    step = state.get("step", None)
+    kind = f"{step.dtype} {tuple(step.shape)}" if isinstance(step, Tensor) else type(step).__name__
+    if not isinstance(step, Tensor) or step.is_floating_point() or step.ndim or int(step) < 0:
+        raise ValueError(f"state.step: {kind} must be a whole number >= 0, as an int64 tensor of no dims; set it")
+    return int(step)
+
+
+def _waited_for(flight: _Flight) -> None:
+    """At the end of the process: wait for a save, and say so if it failed and nobody has heard of it."""
+    flight.thread.join()
+    if flight.failure:
+        print(f"error: {flight.failure[0]}", file=sys.stderr, flush=True)
 
 
 def snapshot(found: Found) -> Snapshot:

@@ -22,7 +22,7 @@ from lib.data.rows import Cursor
 from lib.errors import CheckpointError
 from lib.run.compile import decide
 from lib.run.folder import settled
-from lib.run.init import checkpoint_at, with_weights
+from lib.run.init import check_source, checkpoint_at, with_weights
 from lib.run.launch import Launch
 from lib.run.lines import evaluated, read_lines
 from lib.run.newest import checkpoints_of, newest_checkpoint
@@ -33,7 +33,7 @@ from lib.run.resume import Resumed, as_info, compare, recorded_in, with_changes
 from lib.state import abstract_state, init_state
 from lib.store import load
 from lib.store.checkpoint import read_info
-from lib.store.folder import Where, newest
+from lib.store.folder import STEP, Where, newest, unfinished
 
 __all__ = ["Start", "again", "ended", "fresh", "resumed"]
 
@@ -73,10 +73,11 @@ def fresh(told: Launch, voice: Progress) -> Start:
         DataError: there is no text to train on.
     """
     config, run = told.config, Path(told.config.run.dir)
-    if config.resume == "always":
+    if config.resume == "always" or isinstance(config.load, int):
+        how = "resume=always" if config.resume == "always" else f"load={config.load}"
         raise CheckpointError(
-            f"{checkpoints_of(config)}: no checkpoint is there, must be one with resume=always; check run.dir and "
-            f"checkpoint.dir, or begin a run with resume=if_available"
+            f"{checkpoints_of(config)}: no checkpoint is there, must be one with {how}; check run.dir and "
+            f"checkpoint.dir, or begin a run without it"
         )
     lost = [row["step"] for row in read_lines(run / "metrics.jsonl") if row["step"] > 0]
     if lost:
@@ -84,6 +85,8 @@ def fresh(told: Launch, voice: Progress) -> Start:
             f"run.dir={run}: metrics.jsonl goes to step {lost[-1]} and no checkpoint is there, must have one to go on; "
             f"put the checkpoints back or set another run.dir"
         )
+    if config.init.path is not None:
+        check_source(config.init)  # before much text is read in vain
     voice.say(f"{run}: a new run")
     if config.init.path is not None and config.init.take == "all":
         at = checkpoint_at(config.init.path)
@@ -115,10 +118,10 @@ def resumed(told: Launch, voice: Progress) -> Start:
         CheckpointError: its newest checkpoint is damaged, or, with load=older, every one is.
     """
     config, run = told.config, Path(told.config.run.dir)
-    if config.resume == "never":
-        raise ValueError(f"run.dir={run}: a run is there, must be none with resume=never; set another run.dir")
     path = newest_checkpoint(config, voice)
     last = newest(checkpoints_of(config))
+    for rest in unfinished(checkpoints_of(config)):
+        voice.say(f"{rest}: has no COMMIT, so it is no checkpoint; passed over")
     if path != last:
         raise ValueError(
             f"load={config.load}: the run goes on to {last}, must be the newest to train on; to branch off from it set "
@@ -131,7 +134,16 @@ def _from(told: Launch, voice: Progress, path: Where, names: Path) -> Start:
     """Go on from a checkpoint, of this run or of another; `names` is the data.json that goes with it."""
     config, run = told.config, Path(told.config.run.dir)
     head = load(path, keys=["step", "key", "recipe"])
-    going = _going_on(told, head, read_info(path))
+    name = STEP.fullmatch(Path(str(path)).name)
+    if name and int(name[1]) != int(head["step"]):
+        raise CheckpointError(f"{path}: holds step {int(head['step'])}, must hold the one of its name; rename it back")
+    try:
+        going = _going_on(told, head, read_info(path))
+    except ValueError as error:
+        if newest(checkpoints_of(config)) is not None:
+            raise
+        why = str(error).replace(f"run.dir={config.run.dir}: this", f"init.path={config.init.path}: that", 1)
+        raise ValueError(why) from None
     state = load(path, like=_abstract(head["recipe"]))
     source = f", from {path}" if Path(str(path)).parent != Path(str(checkpoints_of(config))) else ""
     voice.say(f"{run}: going on from step {int(state['step'])} of {run_steps(config)}{source}")

@@ -65,6 +65,8 @@ def train_verb(told: Launch, voice: Progress, signals: Signals) -> int:
     with ExitStack() as stack:
         with signals.at_once():
             begun = newest(checkpoints) is not None
+            if begun and told.config.resume == "never":
+                raise ValueError(f"run.dir={run}: a run is there, must be none with resume=never; set another run.dir")
             if begun and (nothing_left := ended(told)):
                 voice.say(nothing_left)
                 return 0

@@ -43,6 +43,8 @@ def bucket_of(url: str) -> Bucket:
     Raises:
         ValueError: a package for it is missing, or there is no such scheme.
     """
+    if "::" in url:
+        raise ValueError(f"{url}: one URL within another, must be one alone; name the place itself")
     try:
         import fsspec  # type: ignore[import-untyped]
 
@@ -54,6 +56,8 @@ def bucket_of(url: str) -> Bucket:
         ) from None
     except ValueError as error:
         raise ValueError(f"{url}: must be a path or a URL that fsspec knows ({said(error)}); check it") from None
+    except Exception as error:  # some ask their server at once
+        raise CheckpointError(f"{url}: cannot be reached ({said(error)}); check the URL and the network") from error
     return Bucket(files, str(root).rstrip("/"), url.rstrip("/"))
 
 

@@ -8,6 +8,7 @@ is saved by all ranks of its mesh together, each writing what it holds, and load
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -94,6 +95,10 @@ def save(
     target = place_of(path)
     if not isinstance(state, TensorDict):
         raise ValueError(f"state: a {type(state).__name__} must be a TensorDict; make it one with lib.tree.tensordict")
+    if info is not None and not isinstance(info, Mapping):
+        raise ValueError(f"info: a {type(info).__name__} must be a mapping of texts to JSON values; make it one")
+    if ranks is not None and not isinstance(ranks, Ranks):
+        raise ValueError(f"ranks: a {type(ranks).__name__} must be made by lib.store.ranks.over; make it so")
     listed = nodes(state)
     ranks = ranks_of(listed) if ranks is None else ranks
     if ranks is not None:
@@ -157,9 +162,10 @@ def load(
         The state; plain tensors are contiguous, on the CPU, and own their memory.
 
     Raises:
-        CheckpointError: none is there, or it is damaged, or not like `like`; names the file, the leaf, and the nearest
-            good checkpoint.
-        ValueError: `keys` is not a list, a pattern or a name fits nothing, or the arguments do not go together.
+        CheckpointError: none is there, or it is damaged, or a key is not in it, or it is not like `like`; names the file,
+            the leaf, and the nearest good checkpoint.
+        ValueError: an argument is of another kind, a pattern or a name of `rename` fits nothing or two leaves would become
+            one, or the arguments do not go together.
     """
     _check_kinds(keys, like, mesh, rename)
     if layout is not None and mesh is None:
@@ -173,14 +179,26 @@ def load(
 
     def act() -> bytes:
         read.append(_read(place, wish, ranks is None or ranks.rank == 0, checkpoints))
-        return b""
+        return _form(read[0])
 
-    together(ranks or ALONE, act)
+    if len(set(together(ranks or ALONE, act))) > 1:
+        raise CheckpointError(
+            f"{place}: the ranks ask for different leaves or layouts, must ask for the same; make them agree"
+        )
     return read[0]
 
 
+def _form(state: TensorDict) -> bytes:
+    """What must be alike on all ranks that load together."""
+    form = [
+        f"{path} {_shown(leaf)} {getattr(leaf, 'placements', '')}" if isinstance(leaf, Tensor) else path
+        for path, leaf in nodes(state).items()
+    ]
+    return hashlib.sha256("\n".join(form).encode()).digest()
+
+
 def _check_kinds(keys: Any, like: Any, mesh: Any, rename: Any) -> None:
-    if isinstance(keys, str):
+    if keys is not None and (isinstance(keys, (str, bytes)) or not isinstance(keys, Sequence)):
         raise ValueError(f"keys={keys!r} must be a list of names; write keys=[{keys!r}]")
     for key in keys or ():
         if not isinstance(key, str):
@@ -290,10 +308,12 @@ def _agreed(path: Path | str | Place, ranks: Ranks | None) -> tuple[Place, Place
 
 def _renamed(place: Place, manifest: Manifest, rename: Mapping[str, str]) -> dict[str, str]:
     """Names in the state by path in the checkpoint."""
-    slashed = {old.replace(".", "/"): new.replace(".", "/") for old, new in rename.items()}
-    for old in slashed:
-        if old not in manifest.nodes:
+    dotted = {path.replace("/", "."): path for path in manifest.nodes}
+    slashed: dict[str, str] = {}
+    for old, new in rename.items():
+        if old not in manifest.nodes and old not in dotted:
             raise ValueError(f"rename: {state_path(old)} is not in {place}, must be; see describe(path) for what is")
+        slashed[old if old in manifest.nodes else dotted[old]] = new.replace(".", "/")
     names: dict[str, str] = {}
     for path in manifest.nodes:
         # The longest name that fits: a leaf's own before its branch's.
@@ -309,6 +329,15 @@ def _renamed(place: Place, manifest: Manifest, rename: Mapping[str, str]) -> dic
                     f"must differ; change one"
                 )
             leaves[name] = path
+    for path, name in names.items():
+        places = name.split("/")
+        above = ["/".join(places[:depth]) for depth in range(1, len(places))]
+        for taken in [*above, *([name] if manifest.nodes[path] == "group" else [])]:
+            if taken in leaves:
+                raise ValueError(
+                    f"rename: {state_path(leaves[taken])} would be {state_path(taken)}, and {state_path(path)} lie "
+                    f"there or below, must not; change one"
+                )
     return names
 
 

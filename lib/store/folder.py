@@ -34,6 +34,7 @@ __all__ = [
     "prune",
     "step_name",
     "sweep",
+    "unfinished",
     "where",
 ]
 
@@ -81,6 +82,18 @@ def newest(checkpoints: _Folder) -> Where | None:
     """Find the greatest step that has a COMMIT, which may be damaged; None when there is none."""
     place = newest_place(place_of(checkpoints))
     return None if place is None else where(place)
+
+
+def unfinished(checkpoints: _Folder) -> list[Where]:
+    """List the folders beyond the newest checkpoint that are named as one and have no COMMIT."""
+    place = place_of(checkpoints)
+    claimed = _claimed(place)
+    last = max(claimed, default=-1)
+    try:
+        steps = {name: int(match[1]) for name in place.names() if (match := STEP.fullmatch(name))}
+    except OSError:
+        return []
+    return [where(place.child(name)) for name, step in steps.items() if step > last and step not in claimed]
 
 
 def newest_place(checkpoints: Place) -> Place | None:

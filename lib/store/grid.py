@@ -32,11 +32,13 @@ class Grid(NamedTuple):
         cuts: along each dim, where cells begin, and the end of the dim.
         holders: ranks that hold a cell, by its place in the grid; every cell that is not empty is there.
         cell: size of the largest cell along each dim.
+        ranks: how many ranks the mesh has.
     """
 
     cuts: tuple[tuple[int, ...], ...]
     holders: Mapping[Index, tuple[int, ...]]
     cell: Index
+    ranks: int
 
 
 class Part(NamedTuple):
@@ -101,7 +103,7 @@ def grid_of(shape: Index, mesh: Index, dims: Sequence[int | None]) -> Grid:
         if size(box):
             place = tuple(cut.index(start) for cut, (start, _) in zip(cuts, box, strict=True))
             holders.setdefault(place, []).append(rank)
-    return Grid(cuts, {place: tuple(ranks) for place, ranks in holders.items()}, _cell(cuts))
+    return Grid(cuts, {place: tuple(ranks) for place, ranks in holders.items()}, _cell(cuts), len(boxes))
 
 
 def deal(arrays: Sequence[tuple[Layout, int, Grid | None]], ranks: int) -> list[list[Share]]:

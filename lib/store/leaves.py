@@ -194,8 +194,8 @@ def _check_tensor(path: str, value: Any, abstract: bool) -> None:
     if not isinstance(value, Tensor):
         kind = type(value).__name__
         raise CheckpointError(f"{where}: a {kind} must be a tensor (only the recipe is none); make it one or drop it")
-    known = isinstance(value, DTensor) or not hasattr(value, "__tensor_flatten__")
-    plain = value.layout == torch.strided and (abstract or not value.is_meta) and known
+    known = isinstance(value, DTensor) or not (value.is_nested or hasattr(value, "__tensor_flatten__"))
+    plain = known and value.layout == torch.strided and (abstract or not value.is_meta)
     if not plain or too_large(value.shape, value.itemsize):
         raise CheckpointError(f"{where}: must be a plain dense tensor with data; make it one or drop it")
     if (dtype := dtype_name(value)) not in STORED:

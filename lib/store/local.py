@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -172,7 +173,7 @@ class _Draft:
 def refusal(error: OSError, folder: str, size_bytes: int) -> str:
     """What to do about what the disk refused."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"free {size_bytes / 1e6:.0f} MB or set another run.dir"
+        return f"free {math.ceil(size_bytes / 1e6)} MB or set another run.dir"
     if error.errno == errno.ENOTDIR:
         return f"move {error.filename} out of the way or set another run.dir"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

@@ -105,7 +105,9 @@ def place_of(path: str | os.PathLike[str] | Place) -> Place:
         return path
     if not isinstance(path, (str, os.PathLike)) or not str(path):
         raise ValueError(f"path: {path!r} must be a path, a URL or a lib.store.place.Place; give one")
-    if isinstance(path, str) and is_remote(path):
+    if isinstance(path, str) and path.startswith(("file://", "local://")):
+        path = path.partition("://")[2]
+    if isinstance(path, str) and (is_remote(path) or ("::" in path and "://" in path)):
         from lib.store.bucket import bucket_of  # fsspec is an extra
 
         return bucket_of(path)

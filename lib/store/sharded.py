@@ -137,16 +137,16 @@ def target_of(leaf: Tensor) -> Target:
     return Target(shape, whole(shape))
 
 
-def sharded(path: str, shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Any]) -> Target:
+def sharded(path: str, shape: tuple[int, ...], mesh: DeviceMesh, placements: Any) -> Target:
     """A place on a mesh.
 
     Raises:
         CheckpointError: the placements do not fit the leaf.
         ValueError: there is not one placement for each axis of the mesh.
     """
-    if len(placements) != mesh.ndim:
+    if not isinstance(placements, Sequence) or isinstance(placements, str) or len(placements) != mesh.ndim:
         raise ValueError(
-            f"layout: {list(placements)} for {state_path(path)} must have one placement for each of the mesh's "
+            f"layout: {placements} for {state_path(path)} must have one placement for each of the mesh's "
             f"{mesh.ndim} axes; add Replicate() where an axis does not cut it"
         )
     _check_placements(path, placements, len(shape))

@@ -29,7 +29,7 @@ from lib.errors import CheckpointError
 from lib.store import disk
 from lib.store.leaves import dtype_name, too_large
 from lib.store.names import shown
-from lib.store.remote import said
+from lib.store.remote import is_remote, said
 
 __all__ = ["DTYPES", "describe_tensors", "read_metadata", "read_tensors", "write_tensors"]
 
@@ -104,6 +104,10 @@ def write_tensors(
             is then as it was.
         ValueError: `path` has another ending, `metadata` is not of strings, or the package is missing.
     """
+    if is_remote(os.fspath(path)):
+        raise ValueError(
+            f"{os.fspath(path)}: must be a local path, {SUFFIX} is not written to URLs; convert to a local file"
+        )
     target = Path(path)
     if not target.name.endswith(SUFFIX) or target.name == SUFFIX:
         raise ValueError(f"{shown(str(target))}: must be named <name>{SUFFIX}; rename it")

@@ -103,12 +103,13 @@ def write(
     Raises:
         CheckpointError: the ranks do not save one state, or one of them failed; there is no checkpoint then.
     """
+    _check_complete(found, ranks)
     table = {path: _node(leaf) for path, leaf in found.items()}
     arrays = {path: leaf for path, leaf in found.items() if isinstance(leaf, Held)}
     layouts = [(_array(table[path]).layout, leaf.local.itemsize, leaf.grid) for path, leaf in arrays.items()]
     shares = dict(zip(arrays, deal(layouts, ranks.size), strict=True))
     if ranks.size > 1:
-        _agree(table, attributes, arrays, ranks)
+        _agree(f"{target}", table, attributes, arrays, ranks)
     received = _exchange(arrays, shares, ranks)
     texts = {METADATA: encode_attributes(attributes), **documents(table)} if ranks.rank == 0 else {}
     files: dict[str, File] = {}
@@ -164,24 +165,45 @@ def _folders(names: Sequence[str]) -> list[str]:
     return sorted(found)
 
 
-def _agree(table: Mapping[str, Node], attributes: Attributes, arrays: Mapping[str, Held], ranks: Ranks) -> None:
-    """Check that all ranks save one state: the same leaves, the same recipe, the same values where each has all of them."""
-    what = msgspec.json.encode([list(table.items()), attributes])
-    plain = [path for path, leaf in arrays.items() if leaf.grid is None]
-    sums = [crc32c(array_of(arrays[path].local).reshape(-1).view(np.uint8)) for path in plain]
-    told = hashlib.sha256(what).digest() + b"".join(sums)
-    for rank, other in enumerate(ranks.share(told)):
-        if other[:32] != told[:32]:
+def _check_complete(found: Found, ranks: Ranks) -> None:
+    """Check that those who save hold all of the state between them."""
+    for path, leaf in found.items():
+        if isinstance(leaf, Held) and leaf.grid is not None and leaf.grid.ranks != ranks.size:
             raise CheckpointError(
-                f"state: rank {rank} saves another tree, recipe or info than rank {ranks.rank}, all must save one state; "
-                f"make the ranks agree before saving"
+                f"{state_path(path)}: lies on {leaf.grid.ranks} ranks, {ranks.size} save it, must all take part; "
+                f"pass ranks=lib.store.ranks.over(members)"
             )
-        for number, path in enumerate(plain):
-            if other[32 + 4 * number : 36 + 4 * number] != sums[number]:
+
+
+def _agree(
+    target: str, table: Mapping[str, Node], attributes: Attributes, arrays: Mapping[str, Held], ranks: Ranks
+) -> None:
+    """Check that all ranks save one state: the same leaves and recipe, the same values wherever several have the same part."""
+    what = msgspec.json.encode([target, list(table.items()), attributes])
+    twins = {path: _holders(leaf, ranks) for path, leaf in arrays.items()}
+    shared = [path for path, holders in twins.items() if len(holders) > 1]
+    sums = {path: crc32c(_bytes(array_of(arrays[path].local))) for path in shared}
+    told = msgspec.json.encode([hashlib.sha256(what).hexdigest(), {path: sums[path].hex() for path in shared}])
+    heard = [msgspec.json.decode(other, type=tuple[str, dict[str, str]]) for other in ranks.share(told)]
+    for rank, (plan_, others) in enumerate(heard):
+        if plan_ != heard[ranks.rank][0]:
+            raise CheckpointError(
+                f"state: rank {rank} saves another tree, recipe or info, or to another path, than rank {ranks.rank}, "
+                f"all must save one state; make the ranks agree before saving"
+            )
+        for path in shared:
+            if rank in twins[path] and others[path] != sums[path].hex():
                 raise CheckpointError(
-                    f"{state_path(path)}: rank {rank} has another value than rank {ranks.rank}, a leaf that is no DTensor "
+                    f"{state_path(path)}: rank {rank} has another value than rank {ranks.rank}, what several ranks have "
                     f"must be the same on all; sum or broadcast it before saving"
                 )
+
+
+def _holders(leaf: Held, ranks: Ranks) -> tuple[int, ...]:
+    """The ranks that hold the part of a leaf that this one holds."""
+    if leaf.grid is None:
+        return tuple(range(ranks.size))
+    return next((holders for holders in leaf.grid.holders.values() if ranks.rank in holders), ())
 
 
 def _exchange(

@@ -322,7 +322,7 @@ def test_a_save_that_fails_at_any_operation_leaves_the_disk_as_it_was(
         if failure is OSError:
             assert str(caught.value) == (
                 f"{target}: not saved (No space left on device), older checkpoints are untouched; "
-                f"free 0 MB or set another run.dir"
+                f"free 1 MB or set another run.dir"
             )
         if committed(target.parent):  # interrupted when all was done: then all is there
             assert failure is KeyboardInterrupt

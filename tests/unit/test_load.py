@@ -101,6 +101,50 @@ def test_arguments_of_other_kinds_are_refused(tmp_path: Path, arguments: dict[st
     assert refusal(lambda: load(path, **arguments)) == message
 
 
+@pytest.mark.parametrize(
+    ("rename", "lost"),
+    [
+        ({"x": "g"}, "state.x would be state.g, and state.g lie there or below"),
+        ({"x": "g.p.z"}, "state.g.p would be state.g.p, and state.x lie there or below"),
+        ({"g": "x"}, "state.x would be state.x, and state.g lie there or below"),
+        ({"e": "x"}, "state.x would be state.x, and state.e lie there or below"),
+        ({"x": "e"}, "state.x would be state.e, and state.e lie there or below"),
+        ({"e": "g.p"}, "state.g.p would be state.g.p, and state.e lie there or below"),
+        ({"g.p": "x.q"}, "state.x would be state.x, and state.g.p lie there or below"),
+    ],
+)
+def test_no_name_loses_a_leaf(tmp_path: Path, rename: dict[str, str], lost: str) -> None:
+    path = save(tmp_path / "a", td(x=torch.ones(1), g=td(p=torch.ones(2)), e=td()))
+    assert refusal(lambda: load(path, rename=rename)) == f"rename: {lost}, must not; change one"
+
+
+def test_a_name_with_a_dot_is_meant_before_a_path_in_keys_and_rename(tmp_path: Path) -> None:
+    path = save(tmp_path / "a", td(**{"a.b": torch.ones(1), "a": td(b=torch.zeros(2))}))
+    assert list(load(path, keys=["a.b"]).keys()) == ["a.b"]
+    assert sorted(load(path, rename={"a.b": "z"}).keys()) == ["a", "z"]
+    assert load(path, rename={"a/b": "z"})["z"].shape == (2,)
+
+
+def test_a_file_url_is_a_path(tmp_path: Path) -> None:
+    state = td(x=torch.ones(1))
+    assert save(f"file://{tmp_path}/new/a", state) == tmp_path / "new" / "a"
+    assert_same(load(f"local://{tmp_path}/new/a"), state)
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda p: save(p, example(), info=5), "info: a int must be a mapping of texts to JSON values; make it one"),
+        (lambda p: save(p, example(), ranks=3), "ranks: a int must be made by lib.store.ranks.over; make it so"),
+        (lambda p: save("dir::memory://a", example()),
+         "dir::memory://a: one URL within another, must be one alone; name the place itself"),
+    ],
+)  # fmt: skip
+def test_arguments_of_a_save_of_other_kinds_are_refused(tmp_path: Path, act: Any, message: str) -> None:
+    assert refusal(lambda: act(tmp_path / "a")) == message
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("path", [3, None, b"a", ""])
 def test_a_path_that_is_none_is_refused(path: Any) -> None:
     for act in (load, resolve, lambda place: save(place, example())):

@@ -224,6 +224,74 @@ def test_fifty_saves_take_no_more_memory_than_five(tmp_path: Path) -> None:
     assert fifty < 1.05 * five
 
 
+FORGETFUL = """
+import sys, torch
+from tensordict import TensorDict
+from lib.run.saver import Saver
+saver = Saver(sys.argv[1])
+saver.save(TensorDict({"step": torch.tensor(3), "x": torch.ones(1 << 20)}, []), {})
+print("end")
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_save_that_nobody_waits_for_is_finished_or_heard_of(tmp_path: Path, fails: bool) -> None:
+    where = tmp_path / "run"
+    if fails:
+        where.write_text("")
+    done = subprocess.run(
+        [sys.executable, "-c", FORGETFUL, str(where)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
+    )
+    assert done.stdout == "end\n"
+    if fails:
+        assert done.stderr.startswith(f"error: {where / step_name(3)}: not saved (Not a directory)")
+    else:
+        assert done.stderr == ""
+        assert load(where)["x"].sum() == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("step", "kind"),
+    [
+        (torch.tensor(-3), "torch.int64 ()"),
+        (torch.tensor(2.5), "torch.float32 ()"),
+        (torch.tensor([1, 2]), "torch.int64 (2,)"),
+        (None, "NoneType"),
+    ],
+)
+def test_a_state_without_a_step_of_its_own_is_refused(tmp_path: Path, step: Any, kind: str) -> None:
+    state = td(x=torch.ones(1)) if step is None else td(x=torch.ones(1), step=step)
+    with Saver(tmp_path / "run") as saver, pytest.raises(ValueError) as caught:
+        saver.save(state, {})
+    assert str(caught.value) == f"state.step: {kind} must be a whole number >= 0, as an int64 tensor of no dims; set it"
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("place", ["", None, 3])
+def test_a_saver_of_no_place_is_refused(place: Any) -> None:
+    with pytest.raises(ValueError, match="^path: .* must be a path, a URL or a lib.store.place.Place; give one$"):
+        Saver(place)
+
+
+def test_two_failures_at_once_are_both_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "write_file", fail)
+
+    def train() -> None:
+        with Saver(tmp_path / "run") as saver:
+            saver.save(state(1), {})
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        train()
+    assert caught.value.__notes__[0].startswith("the save at hand failed too: ")
+
+
 def test_a_copy_is_let_go_as_soon_as_it_is_written(tmp_path: Path) -> None:
     """Nothing of a save that has ended keeps its tensors, also before anybody has looked."""
 

@@ -33,7 +33,7 @@ from lib.store import disk, load, save
 from lib.store.checkpoint import describe
 from lib.store.folder import committed, latest, step_name, sweep
 from lib.store.local import Folder
-from lib.store.ranks import over
+from lib.store.ranks import ALONE, over
 from lib.tree import leaves, tree_map_named
 from tests.checkpoints import bits, td
 from tests.strategies import lm_batch
@@ -257,14 +257,30 @@ def ranks_disagree(root: Path) -> None:
     base = state_on(mesh)
     other = 1 - rank
     for change, message in (
-        (td(extra=torch.tensor(rank)), f"state.extra: rank {other} has another value than rank {rank}, a leaf that is no "
-         "DTensor must be the same on all; sum or broadcast it before saving"),
+        (td(extra=torch.tensor(rank)), f"state.extra: rank {other} has another value than rank {rank}, what several "
+         "ranks have must be the same on all; sum or broadcast it before saving"),
         (td(**({"x": torch.ones(1)} if rank else {"y": torch.ones(1)})), f"state: rank {other} saves another tree, recipe or "
-         f"info than rank {rank}, all must save one state; make the ranks agree before saving"),
+         f"info, or to another path, than rank {rank}, all must save one state; make the ranks agree before saving"),
     ):  # fmt: skip
         with pytest.raises(CheckpointError) as caught:
             save(root / "a", td(**dict(base.items()), **dict(change.items())))
         assert str(caught.value) == message
+    with pytest.raises(CheckpointError, match="or to another path, than rank"):
+        save(root / f"a{rank}", base)
+    # Copies of a DTensor that are none.
+    copies = DTensor.from_local(torch.full((3,), float(rank)), mesh, [Replicate()], run_check=False)
+    with pytest.raises(
+        CheckpointError, match=f"state.w: rank {other} has another value than rank {rank}, what several"
+    ):
+        save(root / "a", td(w=copies))
+    # Half of those who hold a state.
+    with pytest.raises(CheckpointError) as caught:
+        save(root / "a", base, ranks=ALONE)
+    assert str(caught.value) == (
+        "state.params.uneven: lies on 2 ranks, 1 save it, must all take part; pass ranks=lib.store.ranks.over(members)"
+    )
+    with pytest.raises(CheckpointError, match="lies on 2 ranks, 1 save it"), Saver(root / "b") as saver:
+        saver.save(base, {})
     # A parameter that is no number on one rank alone.
     bad = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
     if rank == 1:
@@ -293,6 +309,8 @@ def first_rank_decides(root: Path) -> None:
         if rank == 1:
             patch.setattr(Folder, "names", lagging)
         assert load(root, mesh=mesh)["step"].to_local() == 10
+    with pytest.raises(CheckpointError, match="the ranks ask for different leaves or layouts, must ask for the same"):
+        load(root, mesh=mesh, layout={"w": [Shard(rank)]})
 
 
 def one_reads_damage(root: Path) -> None:

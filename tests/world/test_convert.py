@@ -131,8 +131,8 @@ def test_what_cannot_be_converted_is_named_and_nothing_is_made(run: Path, tmp_pa
         ),
         (source, f"convert.target={tmp_path / 'step_0000000001'}"): (
             2,
-            f"convert.target={tmp_path / 'step_0000000001'} must not be named as the checkpoints of a run are; "
-            f"choose another name",
+            f"convert.target={tmp_path / 'step_0000000001'} must not be named, or lie, as the checkpoints of a run do; "
+            f"choose another",
         ),
         (source, f"convert.target={tmp_path / 'new'}", "convert.most_mb=3"): (
             2,
@@ -220,7 +220,9 @@ def test_a_run_that_branches_off_goes_on_with_the_same_bits(run: Path, tmp_path:
     assert ours == [row for row in rows(run) if row["step"] > 4]
     assert tree(run) == before
     other = run_here(*words_of(run), f"run.dir={tmp_path / 'x'}", f"init.path={at}", "init.take=all", "model.width=32")
-    assert "this run has another recipe; model.width: run has 16, asked for 32" in told(other, 2)
+    assert told(other, 2).startswith(
+        f"init.path={at}: that run has another recipe; model.width: run has 16, asked for 32"
+    )
 
 
 def test_load_takes_a_step_for_reading_and_not_for_training_beside_later_ones(run: Path) -> None:
@@ -240,16 +242,70 @@ def test_whether_there_must_be_a_run_is_said_by_resume(run: Path, tmp_path: Path
     assert told(run_here(f"run.dir={run}", "resume=never", "steps=9"), 2) == (
         f"run.dir={run}: a run is there, must be none with resume=never; set another run.dir"
     )
+    assert told(run_here(f"run.dir={run}", "resume=never"), 2).endswith("set another run.dir")  # complete or not
     assert run_here(f"run.dir={run}", "resume=always").code == 0
     assert tree(run) == before
     new = tmp_path / "new"
     assert told(run_here(*words_of(run), f"run.dir={new}", "resume=always"), 5) == (
         f"{new / 'checkpoints'}: no checkpoint is there, must be one with resume=always; check run.dir and "
-        f"checkpoint.dir, or begin a run with resume=if_available"
+        f"checkpoint.dir, or begin a run without it"
     )
     assert not new.exists()
     assert run_here(*words_of(run), f"run.dir={new}", "resume=never", "stop=1").code == 0
     assert run_here(f"run.dir={new}").code == 0  # it was for that launch
+
+
+def test_load_counts_wherever_a_run_is_named(run: Path, tmp_path: Path) -> None:
+    assert "verified: step 4, " in run_here("inspect", f"inspect.path={run}", "load=4").out
+    out = tmp_path / "four.safetensors"
+    assert convert(f"convert.source={run}", f"convert.target={out}", "load=4").code == 0
+    four = leaves(load(run / "checkpoints" / step_name(4))["params"])
+    assert {name: bits(leaf) for name, leaf in load_file(out).items()} == {
+        name: bits(leaf) for name, leaf in four.items()
+    }
+    assert told(run_here("inspect", f"inspect.path={run}", "load=older"), 2) == (
+        "load=older must not go with inspect.path, it is for the run in run.dir; name the checkpoint itself"
+    )
+    new = tmp_path / "new"
+    assert told(run_here(*words_of(run), f"run.dir={new}", "load=5"), 5).startswith(
+        f"{new / 'checkpoints'}: no checkpoint is there, must be one with load=5"
+    )
+
+
+def test_weights_that_are_not_there_are_missed_before_any_text_is_read(run: Path, tmp_path: Path) -> None:
+    words = (*words_of(run), f"run.dir={tmp_path / 'new'}")
+    ended = run_here(*words, f"init.path={tmp_path / 'absent'}")
+    assert told(ended, 5) == f"{tmp_path / 'absent'}: must be a folder that is there; check the path"
+    assert ended.out == ""
+    assert convert(f"run.dir={run}", f"convert.target={tmp_path / 'm.safetensors'}").code == 0
+    assert told(run_here(*words, f"init.path={tmp_path / 'm.safetensors'}", "init.take=all"), 2) == (
+        f"init.path={tmp_path / 'm.safetensors'} must be a checkpoint with init.take=all; make one of it with convert"
+    )
+    assert told(convert(f"run.dir={run}", "convert.target=memory://x.safetensors"), 2).startswith(
+        "memory://x.safetensors: must be"
+    )
+
+
+def test_a_checkpoint_under_another_step_is_refused_and_one_without_commit_is_told_of(
+    run: Path, tmp_path: Path
+) -> None:
+    words = (
+        *words_of(run),
+        f"run.dir={tmp_path / 'new'}",
+        f"init.path={run / 'checkpoints' / step_name(4)}",
+        "init.take=all",
+    )
+    assert run_here(*words, "stop=6").code == 0
+    places = tmp_path / "new" / "checkpoints"
+    (places / step_name(6)).rename(places / step_name(7))
+    assert told(run_here(f"run.dir={tmp_path / 'new'}"), 5) == (
+        f"{places / step_name(7)}: holds step 6, must hold the one of its name; rename it back"
+    )
+    (places / step_name(7) / "COMMIT").unlink()
+    ended = run_here(f"run.dir={tmp_path / 'new'}")
+    assert ended.code == 0, ended.err
+    assert f"{places / step_name(7)}: has no COMMIT, so it is no checkpoint; passed over\n" in ended.out
+    assert bits_of(tmp_path / "new") == bits_of(run)
 
 
 def test_any_checkpoint_can_be_inspected(run: Path, tmp_path: Path) -> None:

@@ -428,7 +428,7 @@ def test_a_disk_that_is_full_from_the_start_is_found_before_the_first_step(
     where = place.run / "checkpoints" / "step_0000000000"
     assert line == (
         f"{where}: not saved (No space left on device), older checkpoints are untouched; "
-        f"free 0 MB or set another run.dir"
+        f"free 1 MB or set another run.dir"
     )
     assert not place.run.exists()
 

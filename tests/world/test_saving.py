@@ -135,7 +135,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run_if_told_so(
         where = place.folder / "a" / "checkpoints" / step_name(step)
         assert (
             f"going on without this checkpoint, checkpoint.on_error=go_on: {where}: not saved (No space left on device), "
-            f"older checkpoints are untouched; free 0 MB or set another run.dir" in ended.out
+            f"older checkpoints are untouched; free 1 MB or set another run.dir" in ended.out
         )
     assert bits(place.folder / "a") == bits(place.folder / "whole")
     assert rows(place.folder / "a") == rows(place.folder / "whole")
