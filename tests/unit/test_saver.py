@@ -208,6 +208,7 @@ print(seen[4], seen[49])
 """
 
 
+@pytest.mark.slow
 def test_fifty_saves_take_no_more_memory_than_five(tmp_path: Path) -> None:
     pytest.importorskip("psutil")
     done = subprocess.run(

@@ -155,7 +155,10 @@ def work_is_shared(root: Path) -> None:
     """Replicas share what both hold, and each rank writes its own part."""
     mesh, written = meshes()["2x2"], 0
     names = [f"w{number}" for number in range(8)]
-    tree = {name: distribute_tensor(torch.randn(512, 2048), mesh, [Replicate(), Shard(0)]) for name in names}
+    draw = torch.Generator().manual_seed(1)  # copies are the same on all ranks that have them
+    tree = {
+        name: distribute_tensor(torch.randn(512, 2048, generator=draw), mesh, [Replicate(), Shard(0)]) for name in names
+    }
     real = disk.write_file
 
     def counted(path: str, pieces: Any) -> int:

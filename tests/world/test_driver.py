@@ -329,7 +329,7 @@ def newest(place: Place) -> Path:
 
 
 def damage(checkpoint: Path) -> Path:
-    path = next(path for path in sorted((checkpoint / "params").rglob("c/**/*")) if path.is_file())
+    path = next(path for path in sorted((checkpoint / "params").rglob("c*")) if path.is_file())
     content = bytearray(path.read_bytes())
     content[3] ^= 1
     path.write_bytes(content)

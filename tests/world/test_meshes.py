@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.world.running import ROOT
 
 
@@ -34,11 +36,13 @@ def ranks(count: int, folder: Path, *tasks: str) -> str:
     return ended[0][0]
 
 
+@pytest.mark.slow
 def test_every_mesh_loads_what_every_mesh_has_saved(tmp_path: Path) -> None:
     tasks = ("every_pair", "work_is_shared", "training_goes_on")
     assert ranks(4, tmp_path, *tasks).splitlines() == [f"{task}: held" for task in tasks]
 
 
+@pytest.mark.slow
 def test_ranks_fail_together_and_lose_nothing(tmp_path: Path) -> None:
     tasks = ("one_fails", "ranks_disagree", "first_rank_decides", "one_reads_damage", "in_the_background")
     assert ranks(4, tmp_path, *tasks).splitlines() == [f"{task}: held" for task in tasks]
