@@ -209,6 +209,25 @@ def test_no_shortened_lengthened_emptied_missing_or_extra_file_passes(tmp_path: 
     assert_same(load(path), small())
 
 
+def test_of_a_large_checkpoint_no_sampled_damage_passes(tmp_path: Path) -> None:
+    state = td(params=td(w=torch.randn(1500, 2049), v=torch.randn(70)), step=torch.tensor(5))
+    path = save(tmp_path / "a", state)
+    draw = np.random.default_rng(0)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    weights = np.array([file.stat().st_size for file in files], float)
+    for turn in range(60):
+        # Half of the time anywhere in the bytes, half in any of the files.
+        file = files[draw.choice(len(files), p=weights / weights.sum() if turn % 2 else None)]
+        data = file.read_bytes()
+        at = int(draw.integers(len(data)))
+        flipped = bytearray(data)
+        flipped[at] ^= 1 << int(draw.integers(8))
+        file.write_bytes([bytes(flipped), data[:at], data[:at] + data[at + 1 :]][turn % 3])
+        must_name(path, str(file.relative_to(path)).replace("/c.", "/c"))
+        file.write_bytes(data)
+    assert_same(load(path), state)
+
+
 def test_files_of_two_checkpoints_do_not_mix(tmp_path: Path) -> None:
     one, two = save(tmp_path / "a", small()), save(tmp_path / "b", td(**{**small(), "params": td(w=torch.ones(2))}))
     for name, data in tree(one).items():

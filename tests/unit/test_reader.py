@@ -94,3 +94,12 @@ def test_a_path_without_a_checkpoint(tmp_path: Path) -> None:
     assert refused(lambda: load(tmp_path / "run")) == (
         f"{tmp_path}/run: must be a checkpoint or a folder with one in it; check the path"
     )
+
+
+@pytest.mark.parametrize("name", ["step/c", "step/zarr.json", "params/embed", "manifest.json", "COMMIT", "zarr.json"])
+def test_a_link_out_of_the_folder_is_never_followed(tmp_path: Path, name: str) -> None:
+    path = save(tmp_path / "a", example())
+    outside = (path / name).rename(tmp_path / "outside")
+    (path / name).symlink_to(outside)
+    message = refused(lambda: load(path))
+    assert any(told in message for told in ("is no regular file", "cannot be read", "is unexpected")), message
