@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -85,6 +86,8 @@ class Saver:
         self._before, self._after = before, after
         self._writers, self._watchers = ranks
         self._flight: _Flight | None = None
+        # Who forgets to settle is waited for all the same, before the interpreter takes its pools of threads away.
+        threading._register_atexit(_waited_for, weakref.ref(self))  # type: ignore[attr-defined]
 
     @property
     def busy(self) -> bool:
@@ -117,8 +120,6 @@ class Saver:
 
         thread = threading.Thread(target=act, name=f"save {step}")
         self._flight = _Flight(step, thread, failure)
-        # Who forgets to settle is waited for all the same, before the interpreter takes its pools of threads away.
-        threading._register_atexit(_waited_for, self._flight)  # type: ignore[attr-defined]
         thread.start()
 
     def check(self) -> None:
@@ -183,8 +184,12 @@ def _step_of(state: TensorDict) -> int:
     return int(step)
 
 
-def _waited_for(flight: _Flight) -> None:
+def _waited_for(saver: weakref.ref[Saver]) -> None:
     """At the end of the process: wait for a save, and say so if it failed and nobody has heard of it."""
+    # A save at hand keeps its saver alive.
+    flight = None if (left := saver()) is None else left._flight
+    if flight is None:
+        return
     flight.thread.join()
     if flight.failure:
         print(f"error: {flight.failure[0]}", file=sys.stderr, flush=True)

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from lib.store import disk, load, save
-from lib.store.folder import committed, latest, newest, prune, step_name, sweep
+from lib.store.folder import committed, latest, newest, prune, step_name, sweep, unfinished
+from lib.store.place import place_of
 from lib.store.retention import Policy
 from tests.checkpoints import assert_same, flip, refused, td, tree
 
@@ -252,3 +253,37 @@ def test_a_disk_without_locks_can_be_saved_to(tmp_path: Path, monkeypatch: pytes
         fill(tmp_path, 1)
         assert sweep(tmp_path) == []  # who is alive cannot be told
     assert_same(load(tmp_path), td(step=torch.tensor(1)))
+
+
+def test_what_is_being_read_is_not_deleted_and_goes_another_time(tmp_path: Path) -> None:
+    fill(tmp_path, 1, 2, 3)
+    with place_of(tmp_path / step_name(1)).shared(), place_of(tmp_path / step_name(1)).shared():
+        assert prune(tmp_path, Policy(last=1)) == [2]
+        assert load(tmp_path / step_name(1))["step"] == 1
+    assert prune(tmp_path, Policy(last=1)) == [1]
+
+
+def test_a_policy_looks_at_what_checkpoints_say_of_themselves_and_at_scores(tmp_path: Path) -> None:
+    for step, info in {
+        1: {"saved_at_s": 10.0},
+        2: {"saved_at_s": 20.0},
+        3: {"saved_at_s": 110.0},
+        4: {"temporary": True},
+        5: {"saved_at_s": 130, "temporary": False},
+        6: {"temporary": True},
+    }.items():
+        save(tmp_path / step_name(step), td(step=torch.tensor(step)), info=info)
+    policy = Policy(last=1, every_s=100.0, best=1, steps=frozenset({2}))
+    assert prune(tmp_path, policy, scores={1: 3.0, 3: float("nan"), 5: 1.0}, pinned=[4]) == []
+    assert prune(tmp_path, Policy(last=1, every_s=100.0), scores={}) == [2, 4]
+    assert committed(tmp_path) == [1, 3, 5, 6]
+    save(tmp_path / step_name(7), td(step=torch.tensor(7)))
+    assert prune(tmp_path, Policy(last=2)) == [1, 3, 6]
+
+
+def test_folders_beyond_the_newest_without_a_commit_are_listed(tmp_path: Path) -> None:
+    fill(tmp_path, 1, 2, 3)
+    for step in (1, 3):
+        (tmp_path / step_name(step) / "COMMIT").unlink()
+    assert unfinished(tmp_path) == [tmp_path / step_name(3)]
+    assert unfinished(tmp_path / "absent") == []
