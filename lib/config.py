@@ -589,7 +589,7 @@ class Checkpoint(_Checked, frozen=True):
         keep_every: checkpoints of updates that are a multiple of this stay; none = no such rule.
         keep_every_s: of each stretch of so many seconds the first checkpoint stays; none = no such rule.
         keep_best: so many checkpoints with the lowest best_by stay; none = no such rule.
-        best_by: a field of held-out lines in metrics.jsonl, lower is better.
+        best_by: what of a held-out line in metrics.jsonl counts, lower is better.
         async: write in the background from a copy of the state, while training goes on.
         busy: what a save does while the one before is still being written: "wait" for it, or "skip" this one; the last
             one of a launch always waits.
@@ -606,7 +606,7 @@ class Checkpoint(_Checked, frozen=True):
     keep_every: Count | None = None
     keep_every_s: Positive | None = None
     keep_best: Count | None = None
-    best_by: str = "eval/loss_nats"
+    best_by: Literal["eval/loss_nats", "eval/bpb"] = "eval/loss_nats"
     # `async` is a word of Python's own, so the field cannot be written as others are.
     __annotations__["async"] = "bool"
     locals()["async"] = True
@@ -811,6 +811,10 @@ class Config(_Checked, frozen=True):
         super().__post_init__()
         if self.steps is not None and self.tokens is not None:
             raise ValueError(f"steps={self.steps} must not go with tokens={self.tokens}, they say the same; drop one")
+        if self.checkpoint.keep_best is not None and not self.eval.every:
+            raise ValueError(
+                f"checkpoint.keep_best={self.checkpoint.keep_best} must go with evaluations; set eval.every=100"
+            )
         if self.eval.weights == "average" and self.optim.average is None:
             raise ValueError(
                 "eval.weights=average must have an average; set optim.average=0.999 or eval.weights=params"

@@ -467,6 +467,10 @@ RANGE = "{} must be {}; give one in range"
         ("checkpoint.keep_every=0", RANGE.format("checkpoint.keep_every=0", ">= 1")),
         ("checkpoint.keep_every_s=0", RANGE.format("checkpoint.keep_every_s=0.0", "> 0")),
         ("checkpoint.keep_best=0", RANGE.format("checkpoint.keep_best=0", ">= 1")),
+        (
+            "checkpoint.best_by=loss",
+            "checkpoint.best_by=loss must be one of eval/loss_nats, eval/bpb; change the value",
+        ),
         ("checkpoint.temporary=0", RANGE.format("checkpoint.temporary=0", ">= 1")),
         (
             "checkpoint.temporary=100",
