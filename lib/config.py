@@ -625,6 +625,12 @@ class Checkpoint(_Checked, frozen=True):
                 f"checkpoint.temporary={self.temporary} must be below checkpoint.every={self.every}; "
                 f"lower it or set checkpoint.temporary=none"
             )
+        rules = {name: getattr(self, name) for name in ("keep_every", "keep_every_s", "keep_best")}
+        for name, rule in rules.items():
+            if rule is not None and self.keep is None:
+                raise ValueError(
+                    f"checkpoint.{name}={rule:g} has no effect with checkpoint.keep=none, all stay; drop one of them"
+                )
         if self.busy == "skip" and not self.background:
             raise ValueError("checkpoint.busy=skip has no effect with checkpoint.async=false; drop one of them")
 
@@ -655,6 +661,8 @@ class Init(_Checked, frozen=True):
             raise ValueError("init.path='' must name a checkpoint, a run folder or .safetensors, or be none; drop it")
         if self.path is None and (self.take != "weights" or self.names):
             raise ValueError("init.path=none must be given with init.take or init.names; set init.path")
+        if self.take == "all" and self.names:
+            raise ValueError("init.names has no effect with init.take=all, a state keeps its names; drop one of them")
         for text in self.names:
             if text.count("=") != 1:
                 raise ValueError(f"init.names={text!r} must read THERE=HERE; write one = between the two names")

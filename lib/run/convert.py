@@ -19,7 +19,7 @@ from lib.run.newest import checkpoint_in, newest_checkpoint
 from lib.run.progress import Progress, size_text
 from lib.run.signals import Signals
 from lib.store import load, save
-from lib.store.checkpoint import has_recipe, read_info, resolve
+from lib.store.checkpoint import has_recipe, read_info
 from lib.store.folder import STEP
 from lib.store.tensors import read_metadata, read_tensors, write_tensors
 from lib.store.trees import averaged, renamed
@@ -131,4 +131,4 @@ def _state(named: Mapping[str, Tensor], what: str, recipe: Recipe | None) -> Ten
 
 def _info(sources: list[str]) -> dict[str, object]:
     """What the first source says of the process that wrote it, as far as it is a checkpoint."""
-    return {} if is_tensors(sources[0]) else read_info(resolve(sources[0]))
+    return {} if is_tensors(sources[0]) else read_info(sources[0])

@@ -12,14 +12,14 @@ from lib.config import Init
 from lib.errors import CheckpointError
 from lib.state import average
 from lib.store import load
-from lib.store.checkpoint import differences, resolve
-from lib.store.folder import Where
+from lib.store.checkpoint import resolve
 from lib.store.remote import is_remote
 from lib.store.tensors import describe_tensors, read_tensors
 from lib.store.trees import renamed
+from lib.store.wish import differences
 from lib.tree import from_leaves, leaves, plain, tensordict
 
-__all__ = ["check_source", "checkpoint_at", "is_tensors", "params_at", "rules_of", "with_weights"]
+__all__ = ["check_source", "is_tensors", "params_at", "rules_of", "with_weights"]
 
 
 def with_weights(state: TensorDict, init: Init) -> TensorDict:
@@ -68,12 +68,7 @@ def params_at(path: str) -> dict[str, Tensor]:
     Raises:
         CheckpointError: they cannot be read.
     """
-    if is_tensors(path):
-        return read_tensors(path)
-    try:
-        return leaves(load(path, keys=["params"])["params"])
-    except ValueError as error:
-        raise CheckpointError(str(error)) from None
+    return read_tensors(path) if is_tensors(path) else leaves(load(path, keys=["params"])["params"])
 
 
 def is_tensors(path: str) -> bool:
@@ -86,15 +81,6 @@ def is_tensors(path: str) -> bool:
 def rules_of(texts: tuple[str, ...]) -> Mapping[str, str]:
     """The name map that a list of "OLD=NEW" says."""
     return {old: new for old, _, new in (text.partition("=") for text in texts)}
-
-
-def checkpoint_at(path: str) -> Where:
-    """The checkpoint that a path means: itself, or the newest in it.
-
-    Raises:
-        CheckpointError: none is there.
-    """
-    return resolve(path)
 
 
 def _forms(named: Mapping[str, Tensor]) -> dict[str, str]:

@@ -20,8 +20,8 @@ from lib.run.rows import shown_rows
 from lib.run.signals import Signals
 from lib.store import load
 from lib.store.checkpoint import Row, describe, has_recipe, read_info
-from lib.store.folder import Where
-from lib.store.place import place_of
+from lib.store.folder import nearest_named
+from lib.store.place import Where, place_of
 from lib.store.reader import verify
 from lib.tree import leaves
 
@@ -47,6 +47,7 @@ def inspect_verb(told: Launch, voice: Progress, signals: Signals) -> int:
             path = newest_checkpoint(config, voice)
         else:
             path = checkpoint_in(config, config.inspect.path, "inspect.path")
+        with nearest_named(place_of(path)):
             verify(place_of(path))
         rows = describe(path)
         for line in _tree(rows, _norms(path, rows)):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lib.errors import DataError, DivergedError
 from lib.step import Step
-from lib.store.folder import Where
+from lib.store.place import Where
 
 __all__ = ["Acts", "End", "Plan", "Save", "due", "loop", "save_due"]
 

@@ -14,7 +14,8 @@ from lib.run.progress import Progress
 from lib.run.resume import recorded_in
 from lib.store import load
 from lib.store.checkpoint import read_info, resolve
-from lib.store.folder import Where, at_step, latest
+from lib.store.folder import at_step, latest, newest
+from lib.store.place import Where, place_of
 from lib.store.remote import is_remote
 
 __all__ = ["checkpoint_in", "checkpoints_of", "newest_checkpoint", "newest_state"]
@@ -29,21 +30,20 @@ def checkpoints_of(config: Config) -> Where:
 
 
 def newest_checkpoint(config: Config, voice: Progress) -> Where:
-    """Find the checkpoint that `load` asks for, verified.
+    """Find the checkpoint that `load` asks for; whoever reads it verifies it.
 
     With `load=older` damaged ones that are newer are named and set aside.
 
     Raises:
-        CheckpointError: there is none, or it is damaged.
+        CheckpointError: there is none, or with `load=older` no good one.
     """
     checkpoints = checkpoints_of(config)
     if isinstance(config.load, int):
         return at_step(checkpoints, config.load)
-    path = latest(
-        checkpoints,
-        older=config.load == "older",
-        aside=lambda folder, why: voice.say(f"{why}; set aside as {folder}"),
-    )
+    if config.load == "older":
+        path = latest(checkpoints, older=True, aside=lambda folder, why: voice.say(f"{why}; set aside as {folder}"))
+    else:
+        path = newest(checkpoints)
     if path is None:
         raise CheckpointError(f"{checkpoints}: no checkpoint is there, must be one; train the run first")
     return path
@@ -59,9 +59,7 @@ def checkpoint_in(config: Config, path: str, key: str) -> Where:
     if config.load == "older":
         raise ValueError(f"load=older must not go with {key}, it is for the run in run.dir; name the checkpoint itself")
     if isinstance(config.load, int):
-        found = resolve(path)
-        folder = str(found).rpartition("/")[0]
-        return at_step(folder if is_remote(folder) else Path(folder), config.load)
+        return at_step(place_of(resolve(path)).parent, config.load)
     return resolve(path)
 
 

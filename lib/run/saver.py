@@ -25,12 +25,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lib.store.checkpoint import commit, hold
-from lib.store.folder import Where, inside, step_name
+from lib.store.exchange import Found
+from lib.store.folder import step_name
 from lib.store.leaves import nodes
-from lib.store.place import place_of
+from lib.store.place import Place, Where, place_of
 from lib.store.ranks import ALONE, Ranks
 from lib.store.sharded import Held
-from lib.store.writer import Found
 
 __all__ = ["Saver", "snapshot"]
 
@@ -61,7 +61,7 @@ class Saver:
 
     def __init__(
         self,
-        checkpoints: Where,
+        checkpoints: Where | Place,
         *,
         newest: Where | None = None,
         background: bool = True,
@@ -80,9 +80,8 @@ class Saver:
             ranks: those who save together (`lib.store.ranks.over`), twice, over two groups: one that the background
                 talks through, one that `check` does.
         """
-        place_of(checkpoints)  # what is no place at all is found now
         self.newest = newest
-        self._checkpoints, self._background = checkpoints, background
+        self._checkpoints, self._background = place_of(checkpoints), background
         self._before, self._after = before, after
         self._writers, self._watchers = ranks
         self._flight: _Flight | None = None
@@ -166,12 +165,12 @@ class Saver:
         self._landed(flight.step)
 
     def _landed(self, step: int) -> None:
-        self.newest = inside(self._checkpoints, step_name(step))
+        self.newest = self._checkpoints.child(step_name(step)).where
 
     def _write(self, step: int, copy: Snapshot, info: Mapping[str, Any]) -> None:
         copy.ready()
         self._before()
-        commit(place_of(inside(self._checkpoints, step_name(step))), copy.found, info, self._writers)
+        commit(self._checkpoints.child(step_name(step)), copy.found, info, self._writers)
         if self._writers.rank == 0:
             self._after(step)
 

@@ -15,14 +15,12 @@ import torch
 from tensordict import TensorDict
 
 from lib.config import Config, DataIdentity, Recipe, recipe_of, run_steps, sources_of
-from lib.data.batch import cursor_tree
 from lib.data.mix import check_repeats
 from lib.data.plan import plan_of, rows_before
-from lib.data.rows import Cursor
 from lib.errors import CheckpointError
 from lib.run.compile import decide
 from lib.run.folder import settled
-from lib.run.init import check_source, checkpoint_at, with_weights
+from lib.run.init import check_source, with_weights
 from lib.run.launch import Launch
 from lib.run.lines import evaluated, read_lines
 from lib.run.newest import checkpoints_of, newest_checkpoint
@@ -32,8 +30,9 @@ from lib.run.reading import Text, check_same, data_text, find_text, open_text
 from lib.run.resume import Resumed, as_info, compare, recorded_in, with_changes
 from lib.state import abstract_state, init_state
 from lib.store import load
-from lib.store.checkpoint import read_info
-from lib.store.folder import STEP, Where, newest, unfinished
+from lib.store.checkpoint import read_info, resolve
+from lib.store.folder import STEP, newest, unfinished
+from lib.store.place import Where, place_of
 
 __all__ = ["Start", "again", "ended", "fresh", "resumed"]
 
@@ -89,9 +88,10 @@ def fresh(told: Launch, voice: Progress) -> Start:
         check_source(config.init)  # before much text is read in vain
     voice.say(f"{run}: a new run")
     if config.init.path is not None and config.init.take == "all":
-        at = checkpoint_at(config.init.path)
-        start = _from(told, voice, at, Path(at).parents[1] / "data.json" if isinstance(at, Path) else Path("data.json"))
-        return start._replace(checkpoint=None)
+        at = resolve(config.init.path)
+        # Its run folder, if it lies in one, tells the names of its files.
+        names = at.parents[1] / "data.json" if isinstance(at, Path) else run / "data.json"
+        return _from(told, voice, at, names)._replace(checkpoint=None)
     found = find_text(config, voice)
     text = open_text(found, config, None, voice)
     config = _with_vocab(told, text)
@@ -99,8 +99,7 @@ def fresh(told: Launch, voice: Progress) -> Start:
     _check_repeats(config, recipe, text)
     threads = config.run.threads or torch.get_num_threads()
     compiled = config.compile == "on" or (config.compile == "auto" and decide(recipe, run_steps(config)))
-    cursors = cursor_tree({each.name: Cursor(0, 0) for each in text.sources})
-    state = init_state(recipe, seed=config.run.seed, cursor=cursors)
+    state = init_state(recipe, seed=config.run.seed)
     if config.init.path is not None:
         state = with_weights(state, config.init)
         voice.say(f"{run}: begins with the weights of {config.init.path}")
@@ -134,24 +133,27 @@ def _from(told: Launch, voice: Progress, path: Where, names: Path) -> Start:
     """Go on from a checkpoint, of this run or of another; `names` is the data.json that goes with it."""
     config, run = told.config, Path(told.config.run.dir)
     head = load(path, keys=["step", "key", "recipe"])
-    name = STEP.fullmatch(Path(str(path)).name)
+    place, ours = place_of(path), place_of(checkpoints_of(config))
+    name = STEP.fullmatch(place.name)
     if name and int(name[1]) != int(head["step"]):
         raise CheckpointError(f"{path}: holds step {int(head['step'])}, must hold the one of its name; rename it back")
     try:
         going = _going_on(told, head, read_info(path))
     except ValueError as error:
-        if newest(checkpoints_of(config)) is not None:
+        if place.parent == ours:
             raise
         why = str(error).replace(f"run.dir={config.run.dir}: this", f"init.path={config.init.path}: that", 1)
         raise ValueError(why) from None
-    state = load(path, like=_abstract(head["recipe"]))
-    source = f", from {path}" if Path(str(path)).parent != Path(str(checkpoints_of(config))) else ""
+    state = load(path, like=abstract_state(head["recipe"]))
+    source = "" if place.parent == ours else f", from {path}"
     voice.say(f"{run}: going on from step {int(state['step'])} of {run_steps(config)}{source}")
     schedule, steps = going.recipe.schedule, run_steps(config)
     if schedule.shape != "constant" and schedule.length is not None and steps > schedule.length:
         voice.say(f"schedule.length: stays {schedule.length}, beyond it the rate stays at its floor")
     for note in going.notes:
         voice.say(note)
+    if "init.path" in told.named and place.parent == ours:
+        voice.say("init.path: this run has begun, so it is not looked at")
     found = find_text(config, voice)
     check_same(found, going.recipe.data, names, config)
     text = open_text(found, config, going.recipe, voice)
@@ -201,14 +203,6 @@ def ended(told: Launch) -> str | None:
     past = f", beyond steps={total}" if step > total else ""
     stays = "" if state["recipe"].schedule.shape == "constant" else _STAYS.format(2 * step)
     return f"{run}: complete at step {step}{past}{held}; to go on: {again(config)} steps={2 * step}{stays}"
-
-
-def _abstract(recipe: Recipe) -> TensorDict:
-    """What a checkpoint of this recipe must hold."""
-    state = abstract_state(recipe)
-    if recipe.data.sources:
-        state["cursor"] = cursor_tree({source.name: Cursor(0, 0) for source in recipe.data.sources})
-    return state
 
 
 def _evaluated_on(data: DataIdentity) -> bool:

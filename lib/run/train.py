@@ -41,7 +41,8 @@ from lib.run.signals import INTERRUPTED, Interrupted, Signals
 from lib.run.start import Start, again, ended, fresh, resumed
 from lib.step import Step, train_step
 from lib.store import save
-from lib.store.folder import Where, inside, newest, prune, step_name, sweep
+from lib.store.folder import newest, prune, step_name, sweep
+from lib.store.place import Where, place_of
 from lib.store.retention import Policy
 from lib.tree import leaves
 
@@ -61,6 +62,7 @@ def train_verb(told: Launch, voice: Progress, signals: Signals) -> int:
         CheckpointError: a checkpoint is damaged or cannot be written.
     """
     run, checkpoints = Path(told.config.run.dir), checkpoints_of(told.config)
+    alone = partial(held, run, checkpoints, lambda: newest(checkpoints) is not None)
     began = time.monotonic()
     with ExitStack() as stack:
         with signals.at_once():
@@ -71,11 +73,11 @@ def train_verb(told: Launch, voice: Progress, signals: Signals) -> int:
                 voice.say(nothing_left)
                 return 0
             if begun:
-                stack.enter_context(held(run, checkpoints, lambda: newest(checkpoints) is not None))
+                stack.enter_context(alone())
                 start = resumed(told, voice)
             else:
                 start = fresh(told, voice)
-                stack.enter_context(held(run, checkpoints, lambda: newest(checkpoints) is not None))
+                stack.enter_context(alone())
                 start = start._replace(checkpoint=_first(start, run))
             _settle(start, run, voice)
         try:
@@ -103,7 +105,7 @@ def _first(start: Start, run: Path) -> Where:
     write_file(run / "config.toml", as_toml(start.config).encode())
     state = start.state[0]
     sweep(checkpoints)
-    return save(inside(checkpoints, step_name(int(state["step"]))), state, info=_told(start, "permanent"))
+    return save(place_of(checkpoints).child(step_name(int(state["step"]))), state, info=_told(start, "permanent"))
 
 
 def _settle(start: Start, run: Path, voice: Progress) -> None:
@@ -152,7 +154,7 @@ def _saver(start: Start, run: Path, lines: FileIO, voice: Progress) -> Saver:
     policy = Policy(how.keep, how.keep_every, how.keep_every_s, how.keep_best, frozenset(how.at))
 
     def after(step: int) -> None:
-        voice.note(f"saved {inside(checkpoints, step_name(step))}")
+        voice.note(f"saved {place_of(checkpoints).child(step_name(step))}")
         rows = read_lines(run / "metrics.jsonl") if how.keep_best is not None else []
         # Its own line may be written just now, or not yet: what goes must not depend on that.
         rows = [row for row in rows if row["step"] < step and isinstance(row.get(how.best_by), (int, float))]

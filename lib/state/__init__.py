@@ -84,7 +84,7 @@ def _slots(recipe: Recipe, seed: int, given: Any, at: Any, rule: Rule | None, de
         "params": weights,
         "optimizer": (rule or rule_of(recipe.optim)).init(weights),
         "scheduler": schedule.init(recipe.optim),
-        "cursor": cursor.init(at, own=own),
+        "cursor": cursor.init(at, own=own, sources=[source.name for source in recipe.data.sources]),
         "scale": scale.init(recipe),
         "key": root,
     }

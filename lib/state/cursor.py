@@ -6,7 +6,7 @@ state holds what was used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,19 +16,23 @@ from lib.tree import Tree, assert_same, leaves, plain, tree_map
 __all__ = ["init", "update"]
 
 
-def init(given: Mapping[str, Any] | None, *, own: bool = False) -> Tree:
+def init(given: Mapping[str, Any] | None, *, own: bool = False, sources: Sequence[str] = ()) -> Tree:
     """Make the cursor of the start.
 
     Args:
         given: a tree of int64 tensors to start from; none = the start.
-        own: batches are the caller's own; the start is then `batch` = 0, batches taken, else `text.epoch` = `text.row` = 0.
+        own: batches are the caller's own; the start is then `batch` = 0, batches taken, else `epoch` = `row` = 0 of each
+            source.
+        sources: their names; none = `text` alone.
 
     Raises:
         ValueError: a leaf is not int64.
     """
     if given is None:
         zero = torch.zeros((), dtype=torch.int64)
-        return {"batch": zero} if own else {"text": {"epoch": zero, "row": zero.clone()}}
+        if own:
+            return {"batch": zero}
+        return {name: {"epoch": zero.clone(), "row": zero.clone()} for name in sources or ("text",)}
     tree = tree_map(lambda leaf: leaf.clone(), plain(given))
     kinds = {leaf.dtype for leaf in leaves(tree).values()}
     if kinds - {torch.int64}:

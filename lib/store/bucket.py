@@ -24,7 +24,7 @@ from lib.store.manifest import COMMIT, MANIFEST, METADATA, decode_attributes
 from lib.store.place import Content
 from lib.store.remote import said
 
-__all__ = ["DAMAGED", "Bucket", "bucket_of"]
+__all__ = ["Bucket", "bucket_of"]
 
 DAMAGED = "DAMAGED"
 TRIES = 5
@@ -71,6 +71,14 @@ class Bucket:
 
     def __str__(self) -> str:
         return self.url
+
+    @property
+    def where(self) -> str:
+        return self.url
+
+    @property
+    def is_link(self) -> bool:
+        return False
 
     @property
     def name(self) -> str:
@@ -136,18 +144,21 @@ class Bucket:
         return True
 
     def set_aside(self) -> Bucket:
-        self.put(DAMAGED, b"set aside: COMMIT was here\n")
+        self._put(DAMAGED, b"set aside: COMMIT was here\n")
         self._remove([COMMIT])
         return self
 
     def sweep(self) -> list[str]:
         swept = []
-        for name in self.names() if self._exists() else []:
+        for name in self.names():
             inside = self.child(name)
             if inside._is_ours() and not inside.has(COMMIT) and not inside.has(DAMAGED):
                 inside._clear()
                 swept.append(name)
         return swept
+
+    def fix(self, error: OSError, size_bytes: int) -> str:
+        return "check the bucket"
 
     def _is_ours(self) -> bool:
         """Whether a save has begun here: by its first file, which says so; whatever else lies beside is let alone."""
@@ -157,16 +168,9 @@ class Bucket:
             return False
         return True
 
-    def put(self, name: str, data: bytes) -> None:
+    def _put(self, name: str, data: bytes) -> None:
         """Write one small file in one request."""
         _asked(lambda: self.files.pipe_file(f"{self.root}/{name}", data))
-
-    def _exists(self) -> bool:
-        try:
-            _asked(lambda: self.files.info(self.root))
-        except FileNotFoundError:
-            return False
-        return True
 
     def _clear(self) -> None:
         """Delete all below, COMMIT before anything else, and last what tells that the rest is ours."""
@@ -215,18 +219,14 @@ class _Draft:
         """Folders are no more than a part of names."""
 
     def write(self, files: Sequence[Content]) -> None:
-        # The root's metadata before anything else: by it a sweep knows what it may remove.
-        first = [file for file in files if file[0] == METADATA]
-        for file in first:
-            self._put(file)
         with ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(self._put, [file for file in files if file[0] != METADATA]):
+            for _ in pool.map(self._put, files):
                 pass
 
     def seal(self, folders: Sequence[str], manifest: bytes, commit: bytes) -> None:
         del folders
-        self.target.put(MANIFEST, manifest)
-        self.target.put(COMMIT, commit)
+        self.target._put(MANIFEST, manifest)
+        self.target._put(COMMIT, commit)
 
     def _put(self, file: Content) -> None:
         name, pieces = file

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,27 +18,24 @@ import numpy as np
 from tensordict import TensorDict
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.placement_types import Placement
 
 from lib.errors import CheckpointError
-from lib.store.folder import STEP, Where, latest, newest_place, where
-from lib.store.leaves import RECIPE, STORED, Leaf, array_of, dtype_name, nodes, state_path
-from lib.store.local import Folder, refusal
-from lib.store.manifest import COMMIT, MANIFEST, METADATA, Array, Manifest
-from lib.store.place import Place, place_of
-from lib.store.ranks import ALONE, Ranks, over, together
-from lib.store.reader import Aim, chosen, read_attributes, read_manifest, read_tree
+from lib.store.exchange import Found
+from lib.store.folder import STEP, nearest_named, newest_place
+from lib.store.leaves import RECIPE, STORED, Leaf, bits_of, nodes
+from lib.store.manifest import COMMIT, MANIFEST, METADATA, Array, Attributes
+from lib.store.place import Place, Where, place_of
+from lib.store.ranks import ALONE, Ranks, together
+from lib.store.reader import Aim, read_attributes, read_manifest, read_tree
 from lib.store.remote import said
-from lib.store.sharded import Held, Target, held, members_of, ranks_of, sharded, target_of
-from lib.store.writer import Found, check_finite, describe_run, write
+from lib.store.sharded import Held, Target, held, ranks_of
+from lib.store.wish import Layout, aim, ranks_for, wish_of
+from lib.store.writer import check_finite, describe_run, write
 
 __all__ = [
-    "Layout",
     "Row",
     "commit",
     "describe",
-    "differences",
     "has_recipe",
     "hold",
     "load",
@@ -47,11 +43,6 @@ __all__ = [
     "resolve",
     "save",
 ]
-
-LISTED = 20  # differences in one error line
-
-Layout = Mapping[str, Sequence[Placement]]
-"""Patterns of dotted state paths (`params.*`) and the placements of the leaves they fit, one for each axis of the mesh."""
 
 
 class Row(NamedTuple):
@@ -103,7 +94,7 @@ def save(
     ranks = ranks_of(listed) if ranks is None else ranks
     if ranks is not None:
         commit(target, hold(listed), info or {}, ranks)
-    return where(target)
+    return target.where
 
 
 def hold(listed: Mapping[str, Leaf]) -> Found:
@@ -116,25 +107,25 @@ def commit(target: Place, found: Found, info: Mapping[str, Any], ranks: Ranks) -
     size_bytes = sum(leaf.local.nbytes for leaf in found.values() if isinstance(leaf, Held))
 
     def explain(error: OSError) -> Exception:
-        fix = refusal(error, f"{target.parent}", size_bytes) if isinstance(target, Folder) else "check the bucket"
         why = f"not saved ({error.strerror or said(error)}), older checkpoints are untouched"
-        made = CheckpointError(f"{target}: {why}; {fix}")
+        made = CheckpointError(f"{target}: {why}; {target.fix(error, size_bytes)}")
         made.__cause__ = error
         return made
 
+    said_of: list[Attributes] = []
+
     def check() -> bytes:
         check_finite(found)
-        describe_run(found, info)
+        said_of.append(describe_run(found, info))
         return b""
 
     together(ranks, check)
-    attributes = describe_run(found, info)
     there = together(ranks, lambda: b"there" if ranks.rank == 0 and _is_taken(target) else b"", explain)[0]
     if there:
         if all(together(ranks, lambda: b"same" if _same_here(target, found) else b"", explain)):
             return
         raise CheckpointError(f"{target}: another state is stored there already; choose another path or remove it")
-    write(target, found, attributes, ranks, explain)
+    write(target, found, said_of[0], ranks, explain)
 
 
 def load(
@@ -167,18 +158,17 @@ def load(
         ValueError: an argument is of another kind, a pattern or a name of `rename` fits nothing or two leaves would become
             one, or the arguments do not go together.
     """
-    _check_kinds(keys, like, mesh, rename)
-    if layout is not None and mesh is None:
-        raise ValueError("layout: given without a mesh, must go with one; pass mesh=...")
-    if like is not None and mesh is not None:
-        raise ValueError("like: given with a mesh, must be one of them; the placements of like's DTensors count")
-    by_name = None if like is None else nodes(like, abstract=True)
-    ranks = ranks_of(by_name or {}) if mesh is None else over(members_of(mesh))
-    place, checkpoints = _agreed(path, ranks)
-    wish, read = _Wish(keys, by_name, mesh, layout, rename or {}), list[TensorDict]()
+    wish = wish_of(keys, like, mesh, layout, rename)
+    ranks = ranks_for(wish)
+    place = _agreed(path, ranks)
+    read: list[TensorDict] = []
 
     def act() -> bytes:
-        read.append(_read(place, wish, ranks is None or ranks.rank == 0, checkpoints))
+        with nearest_named(place):
+            manifest = read_manifest(place)
+        wanted = aim(wish, place, manifest, ranks is not None and ranks.rank == 0)
+        with nearest_named(place):
+            read.append(read_tree(place, manifest, wanted))
         return _form(read[0])
 
     if len(set(together(ranks or ALONE, act))) > 1:
@@ -191,81 +181,32 @@ def load(
 def _form(state: TensorDict) -> bytes:
     """What must be alike on all ranks that load together."""
     form = [
-        f"{path} {_shown(leaf)} {getattr(leaf, 'placements', '')}" if isinstance(leaf, Tensor) else path
+        f"{path} {leaf.dtype} {leaf.shape} {getattr(leaf, 'placements', '')}" if isinstance(leaf, Tensor) else path
         for path, leaf in nodes(state).items()
     ]
     return hashlib.sha256("\n".join(form).encode()).digest()
 
 
-def _check_kinds(keys: Any, like: Any, mesh: Any, rename: Any) -> None:
-    if keys is not None and (isinstance(keys, (str, bytes)) or not isinstance(keys, Sequence)):
-        raise ValueError(f"keys={keys!r} must be a list of names; write keys=[{keys!r}]")
-    for key in keys or ():
-        if not isinstance(key, str):
-            raise ValueError(f"keys: {key!r} must be the name of a leaf or branch; give text")
-    if like is not None and not isinstance(like, TensorDict):
-        raise ValueError(f"like: a {type(like).__name__} must be a TensorDict; make it one with lib.tree.tensordict")
-    if mesh is not None and not isinstance(mesh, DeviceMesh):
-        raise ValueError(
-            f"mesh: a {type(mesh).__name__} must be a DeviceMesh; make one with torch.distributed.device_mesh"
-        )
-    if rename is not None and not isinstance(rename, Mapping):
-        raise ValueError(f"rename: a {type(rename).__name__} must be a mapping {{stored: wanted}}; make it one")
-    for old, new in (rename or {}).items():
-        if not all(isinstance(name, str) and name for name in (old, new)):
-            raise ValueError(f"rename: {old!r} -> {new!r} must be two names; correct it")
-
-
-class _Wish(NamedTuple):
-    """What `load` was asked for, with the nodes of `like` by path."""
-
-    keys: Sequence[str] | None
-    like: Mapping[str, Leaf] | None
-    mesh: DeviceMesh | None
-    layout: Layout | None
-    rename: Mapping[str, str]
-
-
-def _read(place: Place, wish: _Wish, first: bool, checkpoints: Place | None) -> TensorDict:
-    """Read what is wished for as far as it is for this rank; the first one also looks at what none needs."""
-    keys = wish.keys
-    try:
-        manifest = read_manifest(place)
-        names = _renamed(place, manifest, wish.rename)
-        wanted = {name: manifest.nodes[stored] for stored, name in names.items()}
-        picked = set(chosen(place, wanted, keys))
-        aim_at = {stored: name for stored, name in names.items() if name in picked}
-        if wish.like is not None:
-            asked = wish.like if keys is None else {n: wish.like[n] for n in chosen(place, _kinds(wish.like), keys)}
-            _check_like(place, {name: wanted[name] for name in picked}, asked)
-        target = _targets(wish, [name for name in picked if isinstance(wanted[name], Array)])
-        return read_tree(place, manifest, Aim(aim_at, target, first))
-    except CheckpointError:
-        if checkpoints is not None:
-            latest(checkpoints)  # when the newest is damaged, this error also names the nearest good one
-        raise
-
-
 def resolve(path: Path | str | Place) -> Where:
     """Name the checkpoint that a path means; `path` as for `load`."""
-    return where(_resolve(path)[0])
+    return _resolve(path).where
 
 
 def read_info(path: Path | str | Place) -> dict[str, Any]:
     """Read the `info` that a checkpoint was saved with; `path` as for `load`."""
-    place, _ = _resolve(path)
+    place = _resolve(path)
     return read_attributes(place, read_manifest(place)).info
 
 
 def has_recipe(path: Path | str | Place) -> bool:
     """Say whether a checkpoint holds a recipe; `path` as for `load`."""
-    place, _ = _resolve(path)
+    place = _resolve(path)
     return read_manifest(place).nodes.get(RECIPE) == "recipe"
 
 
 def describe(path: Path | str | Place) -> list[Row]:
     """List the leaves of a checkpoint from its manifest, without reading them; `path` as for `load`."""
-    place, _ = _resolve(path)
+    place = _resolve(path)
     return [
         Row(at.replace("/", "."), node.shape, node.dtype, math.prod(node.shape) * STORED[node.dtype][1].itemsize)
         for at, node in read_manifest(place).nodes.items()
@@ -273,8 +214,8 @@ def describe(path: Path | str | Place) -> list[Row]:
     ]
 
 
-def _resolve(path: Path | str | Place) -> tuple[Place, Place | None]:
-    """Find the checkpoint that a path means, and the folder of checkpoints it was the newest in."""
+def _resolve(path: Path | str | Place) -> Place:
+    """Find the checkpoint that a path means."""
     place = place_of(path)
     try:
         inside = place.names()
@@ -284,121 +225,22 @@ def _resolve(path: Path | str | Place) -> tuple[Place, Place | None]:
         why = error.strerror or said(error)
         raise CheckpointError(f"{place}: cannot be read ({why}); make it readable") from error
     if STEP.fullmatch(place.name) or not {COMMIT, MANIFEST, METADATA}.isdisjoint(inside):
-        return place, None
+        return place
     for checkpoints in (place.child("checkpoints"), place):
         if found := newest_place(checkpoints):
-            return found, checkpoints
+            return found
     raise CheckpointError(f"{place}: must be a checkpoint or a folder with one in it; check the path")
 
 
-def _agreed(path: Path | str | Place, ranks: Ranks | None) -> tuple[Place, Place | None]:
+def _agreed(path: Path | str | Place, ranks: Ranks | None) -> Place:
     """The same, on several ranks the one that the first of them sees: a listing may differ from machine to machine."""
     if ranks is None or ranks.size == 1:
         return _resolve(path)
-    place, checkpoints = place_of(path), None
-
-    def resolve() -> bytes:
-        nonlocal place, checkpoints
-        if ranks.rank == 0:
-            place, checkpoints = _resolve(path)
-        return f"{place}".encode()
-
-    return place_of(together(ranks, resolve)[0].decode()), checkpoints
-
-
-def _renamed(place: Place, manifest: Manifest, rename: Mapping[str, str]) -> dict[str, str]:
-    """Names in the state by path in the checkpoint."""
-    dotted = {path.replace("/", "."): path for path in manifest.nodes}
-    slashed: dict[str, str] = {}
-    for old, new in rename.items():
-        if old not in manifest.nodes and old not in dotted:
-            raise ValueError(f"rename: {state_path(old)} is not in {place}, must be; see describe(path) for what is")
-        slashed[old if old in manifest.nodes else dotted[old]] = new.replace(".", "/")
-    names: dict[str, str] = {}
-    for path in manifest.nodes:
-        # The longest name that fits: a leaf's own before its branch's.
-        fits = [old for old in slashed if f"{path}/".startswith(f"{old}/")]
-        old = max(fits, key=len, default="")
-        names[path] = slashed[old] + path[len(old) :] if old else path
-    leaves: dict[str, str] = {}
-    for path, name in names.items():
-        if manifest.nodes[path] != "group":
-            if name in leaves:
-                raise ValueError(
-                    f"rename: {state_path(leaves[name])} and {state_path(path)} would both be {state_path(name)}, "
-                    f"must differ; change one"
-                )
-            leaves[name] = path
-    for path, name in names.items():
-        places = name.split("/")
-        above = ["/".join(places[:depth]) for depth in range(1, len(places))]
-        for taken in [*above, *([name] if manifest.nodes[path] == "group" else [])]:
-            if taken in leaves:
-                raise ValueError(
-                    f"rename: {state_path(leaves[taken])} would be {state_path(taken)}, and {state_path(path)} lie "
-                    f"there or below, must not; change one"
-                )
-    return names
-
-
-def _kinds(listed: Mapping[str, Leaf]) -> dict[str, Any]:
-    return {path: "group" if leaf is None else "recipe" for path, leaf in listed.items()}
-
-
-def _check_like(place: Place, have: Mapping[str, Any], want: Mapping[str, Leaf]) -> None:
-    """List all differences between what is stored and what is wanted."""
-    stored = {state_path(name): _shown(node) for name, node in have.items() if node != "group"}
-    wanted = {state_path(name): _shown(leaf) for name, leaf in want.items() if leaf is not None}
-    if wrong := differences(stored, wanted):
-        fix = "take a checkpoint of the same model, or name what to read with keys and rename"
-        raise CheckpointError(f"{place}: {wrong}; {fix}")
-
-
-def differences(have: Mapping[str, str], want: Mapping[str, str]) -> str:
-    """List what is missing, what is extra and what has another form, by name and form; "" when nothing is.
-
-    >>> differences({"a": "float32 (2,)", "c": "bool ()"}, {"a": "float32 (3,)", "b": "bool ()"})
-    'missing b (bool ()); extra c (bool ()); a: is float32 (2,), must be float32 (3,)'
-    """
-    wrong = [f"missing {name} ({want[name]})" for name in sorted(want.keys() - have.keys())]
-    wrong += [f"extra {name} ({have[name]})" for name in sorted(have.keys() - want.keys())]
-    wrong += [
-        f"{name}: is {have[name]}, must be {want[name]}"
-        for name in sorted(have.keys() & want.keys())
-        if have[name] != want[name]
-    ]
-    more = f" and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
-    return "; ".join(wrong[:LISTED]) + more
-
-
-def _shown(what: Any) -> str:
-    if isinstance(what, Tensor):
-        return f"{dtype_name(what)} {tuple(what.shape)}"
-    return f"{what.dtype} {what.shape}" if isinstance(what, Array) else "a recipe"
-
-
-def _targets(wish: _Wish, names: Sequence[str]) -> Callable[[str, Array], Target]:
-    """Where each leaf is to lie."""
-    mesh, like = wish.mesh, wish.like
-    if mesh is not None:
-        rules = dict(wish.layout or {})
-        for pattern in rules:
-            if not any(fnmatchcase(name.replace("/", "."), pattern) for name in names):
-                raise ValueError(f"layout: {pattern!r} fits no leaf, must fit one; see describe(path) for their names")
-        everywhere = [Replicate()] * mesh.ndim
-
-        def on_mesh(name: str, node: Array) -> Target:
-            fits = (each for pattern, each in rules.items() if fnmatchcase(name.replace("/", "."), pattern))
-            return sharded(name, node.shape, mesh, next(fits, everywhere))
-
-        return on_mesh
-
-    def plain(name: str, node: Array) -> Target:
-        leaf = None if like is None else like[name]
-        whole = tuple((0, n) for n in node.shape)
-        return target_of(leaf) if isinstance(leaf, Tensor) else Target(node.shape, whole)
-
-    return plain
+    base = place_of(path)
+    found = together(ranks, lambda: str(_resolve(base)).encode() if ranks.rank == 0 else str(base).encode())[0].decode()
+    for name in filter(None, found.removeprefix(str(base)).split("/")):
+        base = base.child(name)  # step by step, since a place may have a file system of its own
+    return base
 
 
 def _is_taken(target: Place) -> bool:
@@ -413,7 +255,7 @@ def _is_taken(target: Place) -> bool:
         if not target.parent.has(target.name):
             return False  # something above is in the way, as whoever makes the folders will say
         raise _something_else(target) from None
-    if isinstance(target, Folder) and target.at.is_symlink():
+    if target.is_link:
         raise _something_else(target)
     if COMMIT in inside:
         return True
@@ -449,12 +291,8 @@ def _same_here(target: Place, found: Found) -> bool:
     for path, leaf in found.items():
         other = stored[path]
         if isinstance(leaf, Held) and isinstance(other, Tensor):
-            if not np.array_equal(_bits(leaf.local), _bits(other)):
+            if not np.array_equal(bits_of(leaf.local), bits_of(other)):
                 return False
         elif leaf is not other and leaf != other:
             return False
     return True
-
-
-def _bits(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return array_of(tensor).reshape(-1).view(np.uint8)

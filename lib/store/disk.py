@@ -40,23 +40,20 @@ BATCH_PIECES = 512  # Linux takes 1024 in one call
 HIDDEN = re.compile(r"\.(saving|deleting)-[0-9a-f]{16}")
 
 
-def write_file(path: str, pieces: Iterable[Sequence[Any]]) -> int:
-    """Write a new file, given as groups of buffers, and sync it; return its size in bytes."""
-    fd, size = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), 0
+def write_file(path: str, pieces: Iterable[Sequence[Any]]) -> None:
+    """Write a new file, given as groups of buffers, and sync it."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         batch: list[memoryview] = []
-        waiting = 0
         for piece in pieces:
             batch += [memoryview(buffer).cast("B") for buffer in piece if len(buffer)]
-            waiting = sum(map(len, batch))
-            if waiting >= BATCH_BYTES or len(batch) >= BATCH_PIECES:
-                size += _write(fd, batch)
+            if sum(map(len, batch)) >= BATCH_BYTES or len(batch) >= BATCH_PIECES:
+                _write(fd, batch)
                 batch = []
-        size += _write(fd, batch)
+        _write(fd, batch)
         os.fsync(fd)
     finally:
         os.close(fd)
-    return size
 
 
 def sync(folder: str | Path) -> None:
@@ -210,11 +207,9 @@ def free(folder: Path) -> Iterator[bool]:
         os.close(lock)
 
 
-def _write(fd: int, views: list[memoryview]) -> int:
-    size = sum(map(len, views))
+def _write(fd: int, views: list[memoryview]) -> None:
     while views:  # a single call may stop early (at 2 GiB on Linux)
         views = _behind(views, os.writev(fd, views))
-    return size
 
 
 def _behind(views: list[memoryview], done: int) -> list[memoryview]:

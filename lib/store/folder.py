@@ -7,41 +7,35 @@ so. One without COMMIT is the rest of something unfinished, and no checkpoint. H
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from lib.errors import CheckpointError
-from lib.store.local import Folder
 from lib.store.manifest import COMMIT, METADATA, decode_attributes
-from lib.store.place import Place, place_of
+from lib.store.place import Place, Where, place_of
 from lib.store.reader import is_committed, verify
 from lib.store.remote import said
 from lib.store.retention import Policy, Saved, retain
 
 __all__ = [
     "STEP",
-    "Where",
     "at_step",
     "committed",
-    "inside",
     "latest",
+    "nearest_named",
     "newest",
     "newest_place",
     "prune",
     "step_name",
     "sweep",
     "unfinished",
-    "where",
 ]
 
 STEP = re.compile(r"step_([0-9]+)")
-
-Where = Path | str
-"""A folder: a path, or a URL as text."""
 
 _Folder = str | os.PathLike[str] | Place
 
@@ -53,20 +47,6 @@ def step_name(step: int) -> str:
     'step_0000001000'
     """
     return f"step_{step:010d}"
-
-
-def where(place: Place) -> Where:
-    """Write a place as a path, or as a URL."""
-    return place.at if isinstance(place, Folder) else str(place)
-
-
-def inside(folder: Where, name: str) -> Where:
-    """Name something in a folder.
-
-    >>> inside("s3://bucket/run", "step_1")
-    's3://bucket/run/step_1'
-    """
-    return folder / name if isinstance(folder, Path) else f"{folder.rstrip('/')}/{name}"
 
 
 def committed(checkpoints: _Folder) -> list[int]:
@@ -81,7 +61,7 @@ def committed(checkpoints: _Folder) -> list[int]:
 def newest(checkpoints: _Folder) -> Where | None:
     """Find the greatest step that has a COMMIT, which may be damaged; None when there is none."""
     place = newest_place(place_of(checkpoints))
-    return None if place is None else where(place)
+    return None if place is None else place.where
 
 
 def unfinished(checkpoints: _Folder) -> list[Where]:
@@ -93,7 +73,7 @@ def unfinished(checkpoints: _Folder) -> list[Where]:
         steps = {name: int(match[1]) for name in place.names() if (match := STEP.fullmatch(name))}
     except OSError:
         return []
-    return [where(place.child(name)) for name, step in steps.items() if step > last and step not in claimed]
+    return [place.child(name).where for name, step in steps.items() if step > last and step not in claimed]
 
 
 def newest_place(checkpoints: Place) -> Place | None:
@@ -103,10 +83,10 @@ def newest_place(checkpoints: Place) -> Place | None:
 
 
 def at_step(checkpoints: _Folder, step: int) -> Where:
-    """Find the checkpoint of one step, and check every byte of it.
+    """Find the checkpoint of one step; it may be damaged.
 
     Raises:
-        CheckpointError: it is not there (those that are, are named), or it is damaged (so is the nearest good one).
+        CheckpointError: it is not there; those that are, are named.
     """
     place = place_of(checkpoints)
     claimed = _claimed(place)
@@ -115,11 +95,19 @@ def at_step(checkpoints: _Folder, step: int) -> Where:
         raise CheckpointError(
             f"{place}: no checkpoint of step {step} is there, must be one of {have}; name one of them"
         )
+    return claimed[step].where
+
+
+@contextlib.contextmanager
+def nearest_named(place: Place) -> Iterator[None]:
+    """Whoever finds a checkpoint of a run damaged also says which good one is nearest to it."""
     try:
-        verify(claimed[step])
+        yield
     except CheckpointError as error:
-        raise CheckpointError(f"{error}{_nearest(claimed, step)}") from error.__cause__
-    return where(claimed[step])
+        match = STEP.fullmatch(place.name)
+        if match is None or _may_be_whole(error):
+            raise
+        raise CheckpointError(f"{error}{_nearest(place.parent, int(match[1]))}") from error.__cause__
 
 
 def latest(
@@ -139,27 +127,24 @@ def latest(
         CheckpointError: the greatest step is damaged and `older` is false; or no step verifies; or one cannot be read.
     """
     damaged: list[tuple[Place, str]] = []
-    good = None
     for _, place in sorted(_claimed(place_of(checkpoints)).items(), reverse=True):
         try:
-            verify(place)
+            # The error of the greatest one names the nearest good one, so nothing below needs to be looked at for it.
+            with contextlib.nullcontext() if older else nearest_named(place):
+                verify(place)
         except CheckpointError as error:
-            # What cannot be reached just now may be whole: it is neither passed over nor set aside.
-            if isinstance(error.__cause__, OSError) and error.__cause__.errno != errno.EIO:
+            if not older or _may_be_whole(error):
                 raise
             damaged.append((place, str(error)))
-        else:
-            good = place
-            break
-    if damaged and good is None:
-        raise CheckpointError(f"{damaged[0][1]}; no older checkpoint here verifies, so start anew in another run.dir")
-    if damaged and not older:
-        raise CheckpointError(f"{damaged[0][1]}; the nearest good one is {good}, load=older takes it")
-    for place, reason in damaged:
-        moved = _set_aside(place)
-        if aside is not None:
-            aside(where(moved), reason)
-    return None if good is None else where(good)
+            continue
+        for other, reason in damaged:
+            moved = _set_aside(other)
+            if aside is not None:
+                aside(moved.where, reason)
+        return place.where
+    if damaged:
+        raise CheckpointError(f"{damaged[0][1]}{_nearest(damaged[0][0].parent, max(_claimed(place_of(checkpoints))))}")
+    return None
 
 
 def prune(
@@ -196,7 +181,7 @@ def sweep(checkpoints: _Folder) -> list[Where]:
     """Remove what saves and deletions that were killed have left behind; return what was removed."""
     place = place_of(checkpoints)
     try:
-        return [where(place.child(name)) for name in place.sweep()]
+        return [place.child(name).where for name in place.sweep()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -232,15 +217,23 @@ def _saved(step: int, place: Place) -> Saved:
     return Saved(step, float(at) if isinstance(at, (int, float)) else None, info.get("temporary") is True)
 
 
-def _nearest(claimed: Mapping[int, Place], step: int) -> str:
-    for other in sorted(claimed, key=lambda each: (abs(each - step), -each)):
+def _may_be_whole(error: CheckpointError) -> bool:
+    """What cannot be reached just now is neither passed over nor set aside."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno != errno.EIO
+
+
+def _nearest(checkpoints: Place, step: int) -> str:
+    """What to add to the error of a damaged checkpoint: the nearest good one, an older one first."""
+    claimed = _claimed(checkpoints)
+    last = step == max(claimed, default=step)
+    for other in sorted(claimed, key=lambda each: (each > step, abs(each - step))):
         if other != step:
             try:
                 verify(claimed[other])
             except CheckpointError:
                 continue
-            return f"; the nearest good one is {claimed[other]}"
-    return "; no other checkpoint here verifies"
+            return f"; the nearest good one is {claimed[other]}{', load=older takes it' if last else ''}"
+    return f"; no {'older' if last else 'other'} checkpoint here verifies, so start anew in another run.dir"
 
 
 def _unreadable(checkpoints: Place, error: OSError) -> CheckpointError:

@@ -16,13 +16,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from lib.store.shards import Layout, file_box, keys
+from lib.store.shards import Box, Layout, file_box, keys
 
-__all__ = ["Box", "Grid", "Part", "Share", "box_at", "deal", "grid_of", "overlap", "size", "whole"]
+__all__ = ["Grid", "Part", "Share", "box_at", "deal", "grid_of", "overlap", "size", "whole"]
 
 Index = tuple[int, ...]
-Box = tuple[tuple[int, int], ...]
-"""Start and stop along each dim."""
 
 
 class Grid(NamedTuple):

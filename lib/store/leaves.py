@@ -29,6 +29,7 @@ __all__ = [
     "Leaf",
     "array_of",
     "assemble",
+    "bits_of",
     "check_names",
     "dtype_name",
     "empty",
@@ -128,6 +129,11 @@ def array_of(tensor: Tensor) -> NDArray[Any]:
     viewed = _VIEWED.get(dtype_name(plain))
     array: NDArray[Any] = (plain if viewed is None else plain.view(viewed)).numpy()
     return array
+
+
+def bits_of(tensor: Tensor) -> NDArray[np.uint8]:
+    """View a tensor as the bytes that are stored."""
+    return array_of(tensor).reshape(-1).view(np.uint8)
 
 
 def empty(dtype: str, shape: tuple[int, ...]) -> Tensor:

@@ -29,40 +29,39 @@ THREADS = 8  # files written at once; one alone leaves the disk here waiting for
 class Folder:
     """A folder of a disk; see `lib.store.place.Place`."""
 
-    path: str
+    where: Path
 
     def __str__(self) -> str:
-        return self.path
-
-    @property
-    def at(self) -> Path:
-        """As a path."""
-        return Path(self.path)
+        return str(self.where)
 
     @property
     def name(self) -> str:
-        return self.at.name
+        return self.where.name
+
+    @property
+    def is_link(self) -> bool:
+        return self.where.is_symlink()
 
     @property
     def parent(self) -> Folder:
-        return Folder(str(self.at.parent))
+        return Folder(self.where.parent)
 
     def child(self, name: str) -> Folder:
-        return Folder(str(self.at / name))
+        return Folder(self.where / name)
 
     def names(self) -> list[str]:
-        return sorted(os.listdir(self.at))
+        return sorted(os.listdir(self.where))
 
     def has(self, name: str) -> bool:
         # Like os.path.lexists, which takes what it may not look at for absent: here that is an error.
         try:
-            os.lstat(self.at / name)
+            os.lstat(self.where / name)
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
 
     def listing(self) -> dict[str, int | None]:
-        return disk.listing(self.at)
+        return disk.listing(self.where)
 
     def read(self, name: str) -> bytes:
         with self.source(name) as source:
@@ -72,7 +71,7 @@ class Folder:
 
     @contextlib.contextmanager
     def source(self, name: str) -> Iterator[_Source]:
-        fd, size = disk.open_regular(self.at / name)
+        fd, size = disk.open_regular(self.where / name)
         try:
             yield _Source(fd, size)
         finally:
@@ -80,17 +79,17 @@ class Folder:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
-        with disk.shared(self.at):
+        with disk.shared(self.where):
             yield
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[_Draft]:
         made: list[Path] = []
         try:
-            disk.make_folder(self.at.parent, made)
-            disk.sweep(self.at.parent)
-            with disk.temporary(self.at.parent) as hidden:
-                yield _Draft(hidden, self.at)
+            disk.make_folder(self.where.parent, made)
+            disk.sweep(self.where.parent)
+            with disk.temporary(self.where.parent) as hidden:
+                yield _Draft(hidden, self.where)
         except BaseException:  # if the save fails, the folders that were made for it go again
             for folder in reversed(made):
                 with contextlib.suppress(OSError):
@@ -98,24 +97,33 @@ class Folder:
             raise
 
     def join(self, token: str) -> _Draft:
-        return _Draft(self.at.parent / token, self.at)
+        return _Draft(self.where.parent / token, self.where)
 
     def discard(self) -> bool:
-        with disk.free(self.at) as unread:
+        with disk.free(self.where) as unread:
             if unread:
-                disk.discard(self.at)
+                disk.discard(self.where)
             return unread
 
     def set_aside(self) -> Folder:
-        target, number = self.at.with_name(f"damaged_{self.name}"), 2
+        target, number = self.where.with_name(f"damaged_{self.name}"), 2
         while os.path.lexists(target):
-            target, number = self.at.with_name(f"damaged_{self.name}_{number}"), number + 1
-        os.rename(self.at, target)
-        disk.sync(self.at.parent)
-        return Folder(str(target))
+            target, number = self.where.with_name(f"damaged_{self.name}_{number}"), number + 1
+        os.rename(self.where, target)
+        disk.sync(self.where.parent)
+        return Folder(target)
 
     def sweep(self) -> list[str]:
-        return [folder.name for folder in disk.sweep(self.at)]
+        return [folder.name for folder in disk.sweep(self.where)]
+
+    def fix(self, error: OSError, size_bytes: int) -> str:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"free {math.ceil(size_bytes / 1e6)} MB or set another run.dir"
+        if error.errno == errno.ENOTDIR:
+            return f"move {error.filename} out of the way or set another run.dir"
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return f"make {self.parent} writable or set another run.dir"
+        return "check the disk"
 
 
 @dataclass(frozen=True)
@@ -168,14 +176,3 @@ class _Draft:
         except OSError:
             os.rename(self.target, self.hidden)  # not surely on the disk, so not there
             raise
-
-
-def refusal(error: OSError, folder: str, size_bytes: int) -> str:
-    """What to do about what the disk refused."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"free {math.ceil(size_bytes / 1e6)} MB or set another run.dir"
-    if error.errno == errno.ENOTDIR:
-        return f"move {error.filename} out of the way or set another run.dir"
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"make {folder} writable or set another run.dir"
-    return "check the disk"

@@ -9,11 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Protocol
 
 from lib.store.remote import is_remote
 
-__all__ = ["Content", "Draft", "Place", "Source", "place_of"]
+__all__ = ["Content", "Draft", "Place", "Source", "Where", "place_of"]
+
+Where = Path | str
+"""A folder as people write it: a path, or a URL."""
 
 Content = tuple[str, Iterable[Sequence[Any]]]
 """A file to be written: its name, and its bytes as groups of buffers, made when its turn comes."""
@@ -55,6 +59,14 @@ class Place(Protocol):
         """Its last name."""
 
     @property
+    def where(self) -> Where:
+        """As a path, or as a URL."""
+
+    @property
+    def is_link(self) -> bool:
+        """Whether it is somewhere else in truth."""
+
+    @property
     def parent(self) -> Place:
         """The folder that it is in."""
 
@@ -94,6 +106,9 @@ class Place(Protocol):
     def sweep(self) -> list[str]:
         """Remove what saves and deletions that were killed have left in it; return the names."""
 
+    def fix(self, error: OSError, size_bytes: int) -> str:
+        """What to do when it refuses to take a checkpoint of so many bytes."""
+
 
 def place_of(path: str | os.PathLike[str] | Place) -> Place:
     """Find the kind of place that a path or a URL means; a place is itself.
@@ -107,10 +122,10 @@ def place_of(path: str | os.PathLike[str] | Place) -> Place:
         raise ValueError(f"path: {path!r} must be a path, a URL or a lib.store.place.Place; give one")
     if isinstance(path, str) and path.startswith(("file://", "local://")):
         path = path.partition("://")[2]
-    if isinstance(path, str) and (is_remote(path) or ("::" in path and "://" in path)):
+    if isinstance(path, str) and is_remote(path):
         from lib.store.bucket import bucket_of  # fsspec is an extra
 
         return bucket_of(path)
     from lib.store.local import Folder
 
-    return Folder(os.fspath(path))
+    return Folder(Path(path))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -17,11 +18,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from tensordict import TensorDict
+from torch import Tensor
 
 from lib.config import Recipe
 from lib.errors import CheckpointError
-from lib.store.grid import Box, overlap
-from lib.store.leaves import RECIPE, Leaf, array_of, assemble, empty, state_path
+from lib.store.grid import overlap
+from lib.store.leaves import RECIPE, STORED, Leaf, array_of, assemble, empty, state_path
 from lib.store.manifest import (
     COMMIT,
     FIX,
@@ -30,7 +32,6 @@ from lib.store.manifest import (
     Array,
     Attributes,
     Manifest,
-    Node,
     commit_of,
     decode,
     decode_attributes,
@@ -39,7 +40,7 @@ from lib.store.manifest import (
 from lib.store.place import Place
 from lib.store.remote import said
 from lib.store.sharded import Target
-from lib.store.shards import CRC_BYTES, chunks, crc32c, file_box, inside, keys, tail
+from lib.store.shards import CRC_BYTES, Box, chunks, crc32c, file_box, inside, keys, tail
 
 __all__ = ["Aim", "chosen", "is_committed", "read_attributes", "read_manifest", "read_tree", "verify"]
 
@@ -120,13 +121,13 @@ def verify(place: Place) -> None:
         check_listing(place, manifest)
         read_attributes(place, manifest)
         files = [
-            (path, node, index, key, None)
+            _File(path, node, index, key, None)
             for path, node in manifest.nodes.items()
             if isinstance(node, Array)
             for index, key in keys(node.layout)
         ]
         _all(_one_text(place, manifest), [path for path, node in manifest.nodes.items() if node != "recipe"])
-        _all(lambda file: _read_file(place, manifest, *file), files)
+        _all(lambda file: _read_file(place, manifest, file), files)
 
 
 def read_tree(place: Place, manifest: Manifest, aim: Aim) -> TensorDict:
@@ -141,6 +142,7 @@ def read_tree(place: Place, manifest: Manifest, aim: Aim) -> TensorDict:
         attributes = read_attributes(place, manifest)
         found: dict[str, Leaf] = {}
         texts, files = [], []
+        made: list[tuple[str, Target, Tensor]] = []
         for path, name in aim.nodes.items():
             node = manifest.nodes[path]
             if node == "recipe":
@@ -150,13 +152,15 @@ def read_tree(place: Place, manifest: Manifest, aim: Aim) -> TensorDict:
             found[name] = None
             if isinstance(node, Array):
                 target = aim.target(name, node)
-                local = empty(node.dtype, tuple(stop - start for start, stop in target.box) if node.shape else ())
+                local = empty(node.dtype, tuple(stop - start for start, stop in target.box))
                 part = _Part(array_of(local), target.box)
-                files += [(path, node, index, key, part) for index, key in _needed(node, target.box)]
-                found[name] = target.filled(local)
+                files += [_File(path, node, index, key, part) for index, key in _needed(node, target.box)]
+                made.append((name, target, local))
         if aim.all_here:
             _all(_one_text(place, manifest), texts)
-        _all(lambda file: _read_file(place, manifest, *file), files)
+        _all(lambda file: _read_file(place, manifest, file), files)
+    # Only now that it is read: a leaf of a mesh of another kind of device is a copy of what is here.
+    found |= {name: target.filled(local) for name, target, local in made}
     return assemble(found)
 
 
@@ -183,29 +187,26 @@ def check_listing(place: Place, manifest: Manifest) -> None:
         raise CheckpointError(f"{place}: {', '.join(wrong[:LISTED])}{more}; {FIX}")
 
 
-def chosen(place: Place, nodes: Mapping[str, Node], names: Sequence[str] | None) -> list[str]:
-    """Paths of the nodes at, below and above `names`; a name is written with slashes or with dots.
+def chosen(place: Place, paths: Collection[str], names: Sequence[str] | None) -> list[str]:
+    """Those of `paths` that are at, below or above `names`; a name is written with slashes or with dots.
 
     Raises:
         CheckpointError: a name is not there; the nearest one is named.
-        ValueError: `names` is no list.
     """
     if names is None:
-        return list(nodes)
-    if isinstance(names, str):
-        raise ValueError(f"keys={names!r} must be a list of names; write keys=[{names!r}]")
+        return list(paths)
     roots = []
-    dotted = {path.replace("/", "."): path for path in nodes}
+    dotted = {path.replace("/", "."): path for path in paths}
     for name in names:
-        if name not in nodes and name not in dotted:
+        if name not in paths and name not in dotted:
             near = difflib.get_close_matches(name, dotted, n=1) or [path for path in dotted if "." not in path]
             raise CheckpointError(
                 f"{place}: {state_path(name)} is not in this checkpoint; did you mean {', '.join(near)}?"
             )
-        roots.append(name if name in nodes else dotted[name])
+        roots.append(name if name in paths else dotted[name])
     return [
         path
-        for path in nodes
+        for path in paths
         if any(f"{path}/".startswith(f"{root}/") or root.startswith(f"{path}/") for root in roots)
     ]
 
@@ -217,76 +218,52 @@ class _Part(NamedTuple):
     box: Box
 
 
+class _File(NamedTuple):
+    """A file of a leaf: the leaf, its place in the leaf's cut, and where what it holds is to go; None = nowhere."""
+
+    path: str
+    node: Array
+    at: tuple[int, ...]
+    key: str
+    part: _Part | None
+
+
 def _needed(node: Array, box: Box) -> Iterator[tuple[tuple[int, ...], str]]:
-    if not node.shape:
-        yield from keys(node.layout)
-        return
     for index, key in keys(node.layout):
-        if overlap(file_box(node.layout, index), box):
+        if overlap(file_box(node.layout, index), box) is not None:
             yield index, key
 
 
-def _read_file(
-    place: Place, manifest: Manifest, path: str, node: Array, index: tuple[int, ...], key: str, part: _Part | None
-) -> None:
-    """Read what a file has of a part of its leaf into its place; part=None = check all of it and keep nothing."""
-    name, layout = f"{path}/{key}", node.layout
-    file = manifest.files[name]
-    stride = (file.size - len(tail(layout, index, 1))) // (len(file.crc32c) // 8)
+def _read_file(place: Place, manifest: Manifest, wanted: _File) -> None:
+    """Read what a file has of a part of its leaf into its place; without a part, check all of it and keep nothing."""
+    name, layout, part = f"{wanted.path}/{wanted.key}", wanted.node.layout, wanted.part
+    file, itemsize = manifest.files[name], STORED[wanted.node.dtype][1].itemsize
+    size_bytes = math.prod(layout.chunk) * itemsize
     checksum, complete = np.empty(CRC_BYTES, np.uint8), True
     with _faults(place, manifest, name), place.source(name) as source:
         if source.size != file.size:
             raise CheckpointError(f"{_at(place, manifest, name)} has {source.size} bytes, must have {file.size}; {FIX}")
-        for number, ranges in enumerate(chunks(layout, index)):
-            block, straight = _block(ranges, part)
-            if block is None and part is not None:
+        for number, box in enumerate(chunks(layout, wanted.at)):
+            common = box if part is None else overlap(box, part.box)
+            if common is None:
                 complete = False
                 continue
-            if block is not None and straight and block.shape == layout.chunk:
-                buffer = block.reshape(-1).view(np.uint8)
-            else:
-                buffer = np.empty(stride - CRC_BYTES, np.uint8)
-            source.read(number * stride, [buffer, checksum])
+            block = None if part is None else part.array[inside(common, part.box)]
+            # Straight to where it goes, if all of the chunk goes there as it stands.
+            straight = block is not None and block.shape == layout.chunk and block.flags.c_contiguous
+            buffer = (
+                block.reshape(-1).view(np.uint8) if block is not None and straight else np.empty(size_bytes, np.uint8)
+            )
+            source.read(number * (size_bytes + CRC_BYTES), [buffer, checksum])
             if not crc32c(buffer) == checksum.tobytes() == file.checksum(number):
                 raise CheckpointError(_damaged(place, manifest, name))
-            if part is not None and block is not None and not (straight and block.shape == layout.chunk):
-                _place(buffer, ranges, part, block, layout.chunk)
-        if complete and (want := tail(layout, index, (stride - CRC_BYTES) // _volume(layout.chunk))):
+            if block is not None and not straight:
+                block[...] = buffer.view(block.dtype).reshape(layout.chunk)[inside(common, box)]
+        if complete and (want := tail(layout, wanted.at, itemsize)):
             table = np.empty(len(want), np.uint8)
             source.read(file.size - len(want), [table])
             if table.tobytes() != want:
                 raise CheckpointError(_damaged(place, manifest, name))
-
-
-def _block(ranges: tuple[slice, ...], part: _Part | None) -> tuple[NDArray[Any] | None, bool]:
-    """The memory that a chunk goes to, and whether all of the chunk goes there as it stands."""
-    if part is None:
-        return None, False
-    box = tuple((s.start, s.stop) for s in ranges)
-    common = overlap(box, part.box) if box else box
-    if common is None:
-        return None, False
-    origin = tuple(start for start, _ in part.box)
-    block: NDArray[Any] = part.array[inside(tuple(slice(*edges) for edges in common), origin)]
-    return block, common == box and block.flags.c_contiguous
-
-
-def _place(
-    buffer: NDArray[np.uint8], ranges: tuple[slice, ...], part: _Part, block: NDArray[Any], chunk: tuple[int, ...]
-) -> None:
-    """Copy what is wanted of a chunk, which may be padded."""
-    box = tuple((s.start, s.stop) for s in ranges)
-    common = overlap(box, part.box) if box else box
-    assert common is not None
-    values = buffer.view(part.array.dtype).reshape(chunk)
-    block[...] = values[inside(tuple(slice(*edges) for edges in common), tuple(start for start, _ in box))]
-
-
-def _volume(chunk: tuple[int, ...]) -> int:
-    volume = 1
-    for n in chunk:
-        volume *= n
-    return volume
 
 
 def _all(act: Callable[[Any], None], items: Sequence[Any]) -> None:

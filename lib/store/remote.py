@@ -19,7 +19,7 @@ from lib.store.names import HIDDEN, passed_over, shown, unreadable
 
 __all__ = ["Remote", "binary", "exists", "is_remote", "list_remote", "open_binary", "said"]
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::.*)?://")  # also one within another, which nobody here reads
 
 T = TypeVar("T")
 

@@ -15,9 +15,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from lib.errors import CheckpointError
-from lib.store.grid import Box, Grid, box_at, grid_of, whole
+from lib.store.grid import Grid, box_at, grid_of, whole
 from lib.store.leaves import Leaf, dtype_name, state_path
 from lib.store.ranks import ALONE, Ranks, over
+from lib.store.shards import Box
 
 __all__ = ["Held", "Target", "held", "members_of", "ranks_of", "sharded", "target_of"]
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "CRC_BYTES",
+    "Box",
     "Layout",
     "array_json",
     "chunks",
@@ -50,6 +51,8 @@ CRC_BYTES = 4
 ABSENT = 2**64 - 1  # Zarr v3 sharding: offset and length of a chunk that is not stored
 
 Index = tuple[int, ...]
+Box = tuple[tuple[int, int], ...]
+"""A part of an array: start and stop along each dim."""
 Bytes = NDArray[np.uint8]
 
 
@@ -122,8 +125,8 @@ def file_size(layout: Layout, itemsize: int, index: Index) -> int:
     return stored(layout, index) * stride + 16 * math.prod(_grid(layout.shard, layout.chunk)) + CRC_BYTES
 
 
-def file_box(layout: Layout, index: Index) -> tuple[tuple[int, int], ...]:
-    """Start and stop, along each dim, of what the file at `index` holds.
+def file_box(layout: Layout, index: Index) -> Box:
+    """The box of what the file at `index` holds.
 
     >>> file_box(Layout((5, 2), (2, 2), None), (2, 0))
     ((4, 5), (0, 2))
@@ -142,29 +145,29 @@ def stored(layout: Layout, index: Index) -> int:
     )
 
 
-def chunks(layout: Layout, index: Index) -> Iterator[tuple[slice, ...]]:
-    """List the chunks of the file at `index` in the order they stand in it, as ranges of the array."""
+def chunks(layout: Layout, index: Index) -> Iterator[Box]:
+    """List the chunks of the file at `index` in the order they stand in it."""
     return (box for box in _boxes(layout, index) if box is not None)
 
 
-def inside(box: tuple[slice, ...], origin: Index) -> tuple[Any, ...]:
-    """Ranges of an array as ranges of the part of it that begins at `origin`."""
-    moved = (slice(s.start - o, s.stop - o) for s, o in zip(box, origin, strict=True))
+def inside(box: Box, part: Box) -> tuple[Any, ...]:
+    """Index a part of an array by a box within it."""
+    moved = (slice(start - first, stop - first) for (start, stop), (first, _) in zip(box, part, strict=True))
     return (*moved, ...)  # the ellipsis keeps an array of no axes an array
 
 
-def pieces(array: NDArray[Any], layout: Layout, index: Index, origin: Index | None = None) -> Iterator[tuple[Any, ...]]:
+def pieces(array: NDArray[Any], layout: Layout, index: Index, part: Box | None = None) -> Iterator[tuple[Any, ...]]:
     """Give the bytes of the file at `index`: for each chunk its bytes and its crc32c, at the end the shard's index.
 
     Args:
         array: holds at least what the file holds; whole chunks are views of it, not copies.
         layout: how the whole array is cut.
         index: place of the file in the grid.
-        origin: where in the whole array `array` begins; None = it is the whole.
+        part: which part of the whole `array` is; None = all of it.
     """
-    origin = origin or (0,) * len(layout.shape)
+    part = part or tuple((0, n) for n in layout.shape)
     for box in chunks(layout, index):
-        raw = _raw(array[inside(box, origin)], layout.chunk)
+        raw = _raw(array[inside(box, part)], layout.chunk)
         yield raw, crc32c(raw)
     if layout.shard is not None:
         yield (tail(layout, index, array.itemsize),)
@@ -252,8 +255,8 @@ def _grid(shape: Index, cell: Index) -> Index:
     return tuple(-(-n // m) for n, m in zip(shape, cell, strict=True))
 
 
-def _boxes(layout: Layout, index: Index) -> Iterator[tuple[slice, ...] | None]:
-    """Ranges of the array in each chunk of a file, in C order; None for a chunk wholly outside of the array."""
+def _boxes(layout: Layout, index: Index) -> Iterator[Box | None]:
+    """The boxes of the chunks of a file, in C order; None for a chunk wholly outside of the array."""
     outer = layout.shard or layout.chunk
     for inner in itertools.product(*map(range, _grid(outer, layout.chunk))):
         starts = [i * m + j * n for i, m, j, n in zip(index, outer, inner, layout.chunk, strict=True)]
@@ -261,7 +264,7 @@ def _boxes(layout: Layout, index: Index) -> Iterator[tuple[slice, ...] | None]:
             yield None
         else:
             ends = map(min, layout.shape, map(sum, zip(starts, layout.chunk, strict=True)))
-            yield tuple(map(slice, starts, ends))
+            yield tuple(zip(starts, ends, strict=True))
 
 
 def _raw(block: NDArray[Any], chunk: Index) -> Bytes:
