@@ -17,13 +17,13 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lib import grad, metrics
-from lib.config import Recipe
 from lib.model.form import check_form
 from lib.model.loss import language_loss
 from lib.module import as_function
 from lib.optim import Rule, rule_of
 from lib.optim.decay import decay_tree
 from lib.random import fold, purpose
+from lib.recipe import Recipe
 from lib.scalars import together
 from lib.state import average, cursor, key, scale, schedule, window
 from lib.tree import Tree, plain, select, tensordict, tree_map

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
+from lib.store.checkpoint import commit
+from lib.store.exchange import Found
 from lib.store.grid import box_at, grid_of
 from lib.store.leaves import dtype_name, nodes
+from lib.store.place import place_of
 from lib.store.ranks import Ranks
 from lib.store.sharded import Held
-from lib.store.writer import Found
 
 Dims = Mapping[str, Sequence[int | None]]
 
@@ -78,3 +81,11 @@ def part_of(state: TensorDict, mesh: tuple[int, ...], dims: Dims, rank: int) -> 
             grid = grid_of(shape, mesh, cut) if path in dims else None
             found[path] = Held(dtype_name(leaf), shape, local, box, grid)
     return found
+
+
+def save_by_ranks(path: Path, state: TensorDict, mesh: tuple[int, ...], dims: Dims) -> None:
+    """Save a state by the ranks of a mesh."""
+    together(
+        int(np.prod(mesh)),
+        lambda ranks: commit(place_of(path), part_of(state, mesh, dims, ranks.rank), {}, ranks),
+    )

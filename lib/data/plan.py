@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-from lib.config import Batch, changes
+from lib.recipe import Batch, changes
 
 __all__ = ["MODES", "Plan", "check_plan", "length_at", "plan_of", "rows_at", "rows_before"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from lib.config import Model
 from lib.model.lm import parameters
+from lib.recipe import Model
 
 __all__ = ["parameter_count", "train_flops_per_token"]
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.scan import scan
 
-from lib.config import Model
 from lib.nn.attention import attend
 from lib.nn.dropout import dropout
 from lib.nn.embed import embed
@@ -23,6 +22,7 @@ from lib.nn.linear import linear
 from lib.nn.mask import document_bias
 from lib.nn.norm import rms_norm
 from lib.nn.rope import rotate, rotations
+from lib.recipe import Model
 from lib.shapes import Float
 from lib.tree import Tree, flatten
 

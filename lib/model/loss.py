@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lib.config import Recipe
 from lib.grad import MicroLoss
 from lib.loss import cross_entropy
 from lib.model import lm
 from lib.nn.dropout import position_keys
 from lib.random import fold, purpose
+from lib.recipe import Recipe
 from lib.tree import Tree
 
 __all__ = ["language_loss"]

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lib.config import Model
 from lib.model import lm
 from lib.nn.attention import attend
 from lib.nn.embed import embed
@@ -17,6 +16,7 @@ from lib.nn.mask import causal_bias
 from lib.nn.norm import rms_norm
 from lib.nn.rope import rotations
 from lib.random import fold, mix32, uniform
+from lib.recipe import Model
 from lib.shapes import Float, Int
 from lib.tree import Tree, flatten
 

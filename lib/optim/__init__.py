@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lib.config import Optim
 from lib.optim.adamw import adamw
 from lib.optim.rule import Rule
+from lib.recipe import Optim
 
 __all__ = ["Rule", "adamw", "rule_of"]
 

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from lib.config import Recipe
+from lib.recipe import Recipe
 from lib.tree import Tree, leaves, tree_map_named
 
 __all__ = ["decay_tree", "decayed"]

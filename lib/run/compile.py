@@ -13,9 +13,9 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch import _dynamo as dynamo
 
-from lib.config import Batch, Recipe
 from lib.data.plan import plan_of
 from lib.model.flops import train_flops_per_token
+from lib.recipe import Batch, Recipe
 from lib.step import Step
 from lib.tree import Tree, from_leaves, leaves, tensordict
 

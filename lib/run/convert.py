@@ -10,8 +10,9 @@ import msgspec
 from tensordict import TensorDict
 from torch import Tensor
 
-from lib.config import Convert, Recipe
+from lib.config import Convert
 from lib.errors import CheckpointError
+from lib.recipe import Recipe
 from lib.run.folder import run_folder
 from lib.run.init import is_tensors, rules_of
 from lib.run.launch import Launch
@@ -20,8 +21,9 @@ from lib.run.progress import Progress, size_text
 from lib.run.signals import Signals
 from lib.store import load, save
 from lib.store.checkpoint import has_recipe, read_info
+from lib.store.export import write_tensors
 from lib.store.folder import STEP
-from lib.store.tensors import read_metadata, read_tensors, write_tensors
+from lib.store.tensors import read_metadata, read_tensors
 from lib.store.trees import averaged, renamed
 from lib.tree import from_leaves, leaves, tensordict
 

@@ -17,8 +17,10 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from lib.config import Config, Data, Schedule, run_steps
+from lib.config import Config, run_steps
 from lib.errors import CheckpointError
+from lib.recipe import Schedule
+from lib.sources import Data
 
 __all__ = ["as_toml", "held", "run_folder", "settled", "write_file"]
 

@@ -11,7 +11,7 @@ import msgspec
 import torch
 from tensordict import TensorDict
 
-from lib.config import Recipe
+from lib.recipe import Recipe
 from lib.run.folder import run_folder
 from lib.run.launch import Launch
 from lib.run.newest import checkpoint_in, newest_checkpoint

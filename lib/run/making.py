@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
-from lib.config import Config, Data, Source, sources_of
+from lib.config import Config
 from lib.data.chat import TEMPLATES, Template, template_of
 from lib.settings import parse_text
+from lib.sources import Data, Source, sources_of
 from lib.store.coders import Coder, open_coder
 from lib.store.corpus import Entry
 from lib.store.formats import kind_of

@@ -11,14 +11,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from lib.config import HELDOUT, Config, Data, DataIdentity, Recipe, SourceIdentity, holdout_of, recipe_of, sources_of
+from lib.config import Config, recipe_of
 from lib.config import Source as Described
 from lib.data.plan import Plan, plan_of
 from lib.data.source import Source, Stream, check_sources
 from lib.errors import DataError
+from lib.recipe import DataIdentity, Recipe, SourceIdentity
 from lib.run.making import check_effect, coder_of, making_of, reading_words
 from lib.run.pool import spread
 from lib.run.progress import Progress, size_text
+from lib.sources import HELDOUT, Data, holdout_of, sources_of
 from lib.store.coders import Coder
 from lib.store.corpus import Corpus, Entry, differences, scan
 from lib.store.plans import row_table

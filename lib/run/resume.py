@@ -15,9 +15,11 @@ import msgspec
 import torch
 from tensordict import TensorDict
 
-from lib.config import Config, Recipe, SourceIdentity, holdout_of, recipe_of, sources_of
+from lib.config import Config, recipe_of
+from lib.recipe import Recipe, SourceIdentity
 from lib.run.launch import Launch
 from lib.run.making import reading_words
+from lib.sources import holdout_of, sources_of
 
 __all__ = ["Recorded", "Resumed", "as_info", "compare", "recorded_in", "with_changes"]
 

@@ -14,10 +14,11 @@ import msgspec
 import torch
 from tensordict import TensorDict
 
-from lib.config import Config, DataIdentity, Recipe, recipe_of, run_steps, sources_of
+from lib.config import Config, recipe_of, run_steps
 from lib.data.mix import check_repeats
 from lib.data.plan import plan_of, rows_before
 from lib.errors import CheckpointError
+from lib.recipe import DataIdentity, Recipe
 from lib.run.compile import decide
 from lib.run.folder import settled
 from lib.run.init import check_source, with_weights
@@ -28,6 +29,7 @@ from lib.run.plot import drawable
 from lib.run.progress import Progress
 from lib.run.reading import Text, check_same, data_text, find_text, open_text
 from lib.run.resume import Resumed, as_info, compare, recorded_in, with_changes
+from lib.sources import sources_of
 from lib.state import abstract_state, init_state
 from lib.store import load
 from lib.store.checkpoint import read_info, resolve

@@ -13,10 +13,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lib.config import Recipe
 from lib.module import trainable
 from lib.optim import Rule, rule_of
 from lib.optim.decay import decayed
+from lib.recipe import Recipe
 from lib.state import average, cursor, key, params, scale, schedule, window
 from lib.tree import Tree, from_leaves, tensordict, tree_map
 

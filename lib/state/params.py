@@ -10,9 +10,9 @@ import math
 import torch
 from torch import Tensor
 
-from lib.config import Model
 from lib.model.lm import Spec, parameters
 from lib.random import fold, normal, purpose
+from lib.recipe import Model
 from lib.tree import Tree, from_leaves
 
 __all__ = ["draw", "init"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lib.config import Recipe
+from lib.recipe import Recipe
 from lib.shapes import Bool
 from lib.tree import Tree
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from lib.config import Optim, Schedule
+from lib.recipe import Optim, Schedule
 from lib.shapes import Bool, Float, Int
 from lib.tree import Tree
 

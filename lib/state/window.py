@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lib.config import Guard
+from lib.recipe import Guard
 from lib.shapes import Bool, Float, Int
 from lib.tree import Tree
 

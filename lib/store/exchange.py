@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lib.config import Recipe
 from lib.errors import CheckpointError
+from lib.recipe import Recipe
 from lib.store.grid import Share
 from lib.store.leaves import STORED, bits_of, state_path
 from lib.store.manifest import Attributes, Node

@@ -19,8 +19,8 @@ from tensordict import NonTensorData, TensorDict
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lib.config import Recipe
 from lib.errors import CheckpointError
+from lib.recipe import Recipe
 from lib.tree import Tree
 
 __all__ = [

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
-from lib.config import Recipe
 from lib.errors import CheckpointError
+from lib.recipe import Recipe
 from lib.store.grid import overlap
 from lib.store.leaves import RECIPE, STORED, Leaf, array_of, assemble, empty, state_path
 from lib.store.manifest import (

@@ -17,8 +17,8 @@ import numpy as np
 import tensordict
 import torch
 
-from lib.config import Recipe
 from lib.errors import CheckpointError
+from lib.recipe import Recipe
 from lib.store.exchange import Found, Received, agree, check_complete, exchange, part_of
 from lib.store.grid import Share, deal
 from lib.store.leaves import RECIPE, STORED, array_of, state_path

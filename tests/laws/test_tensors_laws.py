@@ -20,7 +20,8 @@ pytest.importorskip("safetensors.torch")
 from safetensors.torch import load_file
 
 from lib.errors import CheckpointError
-from lib.store.tensors import DTYPES, describe_tensors, read_metadata, read_tensors, write_tensors
+from lib.store.export import write_tensors
+from lib.store.tensors import DTYPES, describe_tensors, read_metadata, read_tensors
 from lib.store.trees import averaged, renamed
 from tests.strategies import SEEDS
 

@@ -14,7 +14,7 @@ from lib.state import abstract_state, init_state
 from lib.store import load, save
 from lib.store.bucket import Bucket, bucket_of
 from lib.store.checkpoint import has_recipe, resolve
-from lib.store.folder import at_step, inside, step_name
+from lib.store.folder import at_step, step_name
 from tests.checkpoints import assert_same, bits, example, flip, refused, td
 from tests.strategies import refusal
 
@@ -160,11 +160,25 @@ def test_a_step_is_found_by_its_number(tmp_path: Path) -> None:
     assert refused(lambda: at_step(tmp_path, 3)) == (
         f"{tmp_path}: no checkpoint of step 3 is there, must be one of 1, 2, 30; name one of them"
     )
-    flip(tmp_path / step_name(2) / "step/c")
-    assert refused(lambda: at_step(tmp_path, 2)).endswith(f"; the nearest good one is {tmp_path / step_name(1)}")
-    for step in (1, 30):
-        flip(tmp_path / step_name(step) / "step/c")
-    assert refused(lambda: at_step(tmp_path, 2)).endswith("; no other checkpoint here verifies")
+
+
+def test_a_damaged_checkpoint_of_a_run_names_the_nearest_good_one_an_older_one_first(tmp_path: Path) -> None:
+    places = {step: save(tmp_path / step_name(step), td(step=torch.tensor(step))) for step in (1, 2, 3, 30)}
+
+    def nearest(step: int) -> str:
+        return refused(lambda: load(places[step])).rpartition("; ")[2]
+
+    flip(places[2] / "step/c")
+    assert nearest(2) == f"the nearest good one is {places[1]}"
+    flip(places[30] / "step/c")
+    assert nearest(30) == f"the nearest good one is {places[3]}, load=older takes it"
+    flip(places[1] / "step/c")
+    assert nearest(2) == f"the nearest good one is {places[3]}"
+    flip(places[3] / "step/c")
+    assert nearest(2) == "no other checkpoint here verifies, so start anew in another run.dir"
+    assert nearest(30) == "no older checkpoint here verifies, so start anew in another run.dir"
+    # What is asked for wrongly is no damage.
+    assert "nearest" not in refused(lambda: load(save(tmp_path / step_name(40), td(x=torch.ones(1))), keys=["y"]))
 
 
 def test_what_holds_a_recipe_says_so(tmp_path: Path) -> None:
@@ -183,7 +197,7 @@ def test_a_checkpoint_in_memory_is_one_in_a_bucket() -> None:
     place = bucket_of("memory://run/checkpoints")
     assert isinstance(place, Bucket)
     where = save("memory://run/checkpoints/step_0000000005", state)
-    assert where == inside("memory://run/checkpoints", step_name(5)) == resolve("memory://run")
+    assert where == f"memory://run/checkpoints/{step_name(5)}" == resolve("memory://run")
     assert_same(load("memory://run"), state)
     assert isinstance(load(place), TensorDict)
     place.discard()

@@ -58,7 +58,7 @@ DAMAGED = "must have the crc32c that manifest.json gives it, so it is damaged"
     ]),
 )  # fmt: skip
 def test_damage_is_named(tmp_path: Path, spoil: Callable[[Path], Any], message: str) -> None:
-    path = save(tmp_path / "step_0000000007", example())
+    path = save(tmp_path / "a", example())
     spoil(path)
     before = tree(tmp_path)
     assert refused(lambda: load(path)) == f"{message.format(p=path, d=DAMAGED)}; {FIX}"

@@ -1,3 +1,5 @@
+"""Reading .safetensors: bits as they are, and each kind of file that is refused."""
+
 from __future__ import annotations
 
 import errno
@@ -6,12 +8,9 @@ import os
 import struct
 import subprocess
 import sys
-import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,11 +20,10 @@ pytest.importorskip("safetensors.torch")
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from lib.errors import CheckpointError
 from lib.store import tensors
-from lib.store.tensors import DTYPES, describe_tensors, read_metadata, read_tensors, write_tensors
-from lib.store.trees import averaged, renamed
-from tests.checkpoints import refused, tree
+from lib.store.export import write_tensors
+from lib.store.tensors import DTYPES, describe_tensors, read_metadata, read_tensors
+from tests.checkpoints import refused
 from tests.strategies import refusal
 
 FIX = "fetch it again or take another file"
@@ -183,7 +181,7 @@ def test_metadata_of_any_text_is_kept_and_says_pt_unless_told_otherwise(tmp_path
 def test_another_process_writes_the_same_bytes_and_imports_the_package_only_then(tmp_path: Path) -> None:
     metadata = {letter: letter for letter in "hgfedcba"}
     program = (
-        "import sys, torch, lib.store.tensors as t; assert 'safetensors' not in sys.modules;"
+        "import sys, torch, lib.store.export as t; assert 'safetensors' not in sys.modules;"
         f"t.write_tensors('{tmp_path}/y.safetensors', {{'a': torch.ones(2), 'b': torch.ones(3)}}, metadata={metadata})"
     )
     path = write_tensors(tmp_path / "x.safetensors", {"b": torch.ones(3), "a": torch.ones(2)}, metadata=metadata)[0]
@@ -432,289 +430,6 @@ def test_dtypes_that_torch_has_not_are_refused(tmp_path: Path) -> None:
 def test_a_bool_that_is_none_is_refused(tmp_path: Path) -> None:
     path = lay(tmp_path / "x.safetensors", {"a": entry("BOOL", [2], 0, 2)}, b"\x01\x02")
     assert refused(lambda: read_tensors(path)) == f"{path}: tensor 'a' is no bool, must hold bytes 0 and 1; {FIX}"
-
-
-# Writing --------------------------------------------------------------------------------------------------------------
-
-
-def test_writing_again_changes_nothing_and_other_bytes_are_refused(tmp_path: Path) -> None:
-    first = write_tensors(tmp_path / "m.safetensors", example(), metadata={"b": "1", "a": "2"})
-    before, stamp = tree(tmp_path), first[0].stat()
-    assert write_tensors(tmp_path / "m.safetensors", example(), metadata={"a": "2", "b": "1"}) == first
-    assert (tree(tmp_path), first[0].stat()) == (before, stamp)
-    taken = f"{first[0]}: is there already, must be a new file; choose another path"
-    for named in ({}, {**example(), "step": torch.tensor(8)}):
-        assert refused(lambda named=named: write_tensors(first[0], named)) == taken
-    assert refused(lambda: write_tensors(first[0], example(), most_bytes=1)) == taken
-    assert tree(tmp_path) == before
-
-
-def test_several_files_are_written_once_and_completed_when_some_are_missing(tmp_path: Path) -> None:
-    index = several(tmp_path)
-    before = tree(tmp_path)
-    (tmp_path / "m-00002-of-00003.safetensors").unlink()
-    index.unlink()  # as a machine may stop between two of them
-    assert several(tmp_path) == index
-    assert tree(tmp_path) == before
-    taken = f"{index}: is there already, must be a new file; choose another path"
-    assert refused(lambda: write_tensors(tmp_path / "m.safetensors", {})) == taken
-    assert refused(lambda: several(tmp_path, {n: torch.ones(2, dtype=torch.int64) for n in "abcd"})) == taken
-    assert tree(tmp_path) == before
-
-
-@pytest.mark.parametrize(
-    "make", [Path.mkdir, lambda path: path.symlink_to("nowhere"), os.mkfifo], ids=["folder", "link", "pipe"]
-)
-def test_something_else_in_the_way_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    path = tmp_path / "m.safetensors"
-    make(path)
-    told = f"{path}: is there already, must be a new file; choose another path"
-    assert refused(lambda: write_tensors(path, example())) == told
-    assert os.listdir(tmp_path) == ["m.safetensors"]
-
-
-def test_folders_above_are_made_and_go_again_when_nothing_comes_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a" / "b" / "m.safetensors"
-    monkeypatch.setattr("safetensors.torch.save_file", fail_after(0, SafetensorError("I/O error:\nfull")))
-    assert refused(lambda: write_tensors(path, example())) == f"{path}: not written (I/O error: full); check the disk"
-    assert tree(tmp_path) == {}
-    monkeypatch.undo()
-    assert write_tensors(path, example()) == [path]
-
-
-def fail_after(
-    times: int, error: BaseException, call: Callable[..., Any] = lambda *_, **__: None
-) -> Callable[..., Any]:
-    left = [times]
-
-    def instead(*args: Any, **kwargs: Any) -> Any:
-        left[0] -= 1
-        if left[0] < 0:
-            raise error
-        return call(*args, **kwargs)
-
-    return instead
-
-
-@pytest.mark.parametrize(
-    "stop", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()], ids=["full", "interrupt"]
-)
-@pytest.mark.parametrize("what", ["os.fsync", "os.rename", "safetensors.torch.save_file"])
-def test_a_write_that_fails_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, stop: BaseException
-) -> None:
-    (tmp_path / "other").write_text("stays")
-    call = {"os.fsync": os.fsync, "os.rename": os.rename}.get(what, save_file)
-    heard: set[str] = set()
-    for times in range(100):
-        with monkeypatch.context() as patch:
-            patch.setattr(what, fail_after(times, stop, call))
-            try:
-                written = several(tmp_path)
-                break
-            except (KeyboardInterrupt, CheckpointError) as error:
-                heard.add(str(error))
-        assert tree(tmp_path) == {"other": b"stays"}
-    told = f"{tmp_path}/m.safetensors: not written (No space left on device); check the disk"
-    assert heard == {told if isinstance(stop, OSError) else ""}
-    assert times >= 3
-    assert list(read_tensors(written)) == ["a", "b", "c"]
-
-
-def test_a_place_that_may_not_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "m.safetensors"
-    (tmp_path / "file").write_text("")
-    below = tmp_path / "file" / "m.safetensors"
-    assert refused(lambda: write_tensors(below, {})) == f"{below}: not written (Not a directory); choose another path"
-    monkeypatch.setattr(os, "mkdir", fail_after(0, PermissionError(errno.EACCES, os.strerror(errno.EACCES))))
-    assert refused(lambda: write_tensors(path, {})) == f"{path}: not written (Permission denied); choose another path"
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [
-        ("a", 1, "tensor 'a': a int must be a tensor; make it one or drop it"),
-        ("a", torch.ones(2).to_sparse(), "tensor 'a': must be a plain dense tensor with data; make it one or drop it"),
-        (
-            "a",
-            torch.ones(2, device="meta"),
-            "tensor 'a': must be a plain dense tensor with data; make it one or drop it",
-        ),
-        (
-            "__metadata__",
-            torch.ones(1),
-            "tensor '__metadata__': must be named by text other than '__metadata__'; rename it",
-        ),
-        ("\ud800", torch.ones(1), "tensor '\\ud800': must be named by text other than '__metadata__'; rename it"),
-        (3, torch.ones(1), "tensor 3: must be named by text other than '__metadata__'; rename it"),
-        (
-            "a",
-            torch.ones(1, dtype=torch.complex128),
-            "tensor 'a': dtype=complex128 must be one of bool, uint8, uint16, uint32, uint64, int8, int16, int32, int64, "
-            "float4_e2m1fn_x2, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz, float8_e8m0fnu, float16, "
-            "bfloat16, float32, float64, complex64; convert it or drop it",
-        ),
-        (
-            "a",
-            torch.ones((), dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
-            "tensor 'a': a pair of 4-bit floats must have an axis to lie on; reshape it to (1,)",
-        ),
-    ],
-    ids=range(8),
-)
-def test_what_cannot_be_stored_is_named(tmp_path: Path, name: Any, value: Any, told: str) -> None:
-    path = tmp_path / "new" / "m.safetensors"
-    assert refused(lambda: write_tensors(path, {"good": torch.ones(1), name: value})) == told
-    assert tree(tmp_path) == {}
-
-
-def test_mistakes_of_the_caller_are_value_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "m.safetensors"
-    for name in ("m.bin", ".safetensors"):
-        told = f"{tmp_path / name}: must be named <name>.safetensors; rename it"
-        assert refusal(write_tensors, tmp_path / name, {}) == told
-    assert refusal(write_tensors, path, {}, most_bytes=0) == "most_bytes=0 must be >= 1; raise it"
-    assert refusal(write_tensors, path, {}, metadata={"a": 1}) == "metadata: 'a'=1 must be two strings; convert them"
-    assert (
-        refusal(write_tensors, path, {}, metadata={"a": "\ud800"})
-        == "metadata: 'a'='\\ud800' must be two strings; convert them"
-    )
-    write_tensors(path, {})
-    for name in ("safetensors", "safetensors.torch"):
-        monkeypatch.setitem(sys.modules, name, None)
-    absent = "safetensors: not installed, needed for .safetensors files; pip install 'purestep[safetensors]'"
-    for call in (read_tensors, describe_tensors, read_metadata, lambda at: write_tensors(at, {})):
-        assert refusal(call, path) == absent
-
-
-# Names ----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("names", "rules", "new"),
-    [
-        ("a b", {}, "a b"),
-        ("a.b a.c d", {"a.*": "x.*"}, "x.b x.c d"),
-        ("a.b.c a.b", {"a.*": "x.*"}, "a.b.c x.b"),
-        ("a.b.c a.b", {"a.**": "**.x"}, "b.c.x b.x"),
-        ("h.1.w h.2.b", {"h.*.w": "*.w", "h.**": "rest.**"}, "1.w rest.2.b"),
-        ("a1.b2", {"a*.b*": "*-*"}, "1-2"),
-        ("l.0.q.w", {"l.*.*.**": "*/*/**"}, "0/q/w"),
-        ("l.0.q.w", {"l.*.**": "**.*"}, "q.w.0"),
-        ("a a.b", {"a**": "x**"}, "x x.b"),
-        ("a.c axc", {"a.c": "b"}, "b axc"),
-        ("a b", {"a": "b", "b": "a"}, "b a"),
-        ("ab.x", {"*b.x": "*"}, "a"),
-    ],
-)
-def test_names_change_by_the_first_rule_that_fits(names: str, rules: dict[str, str], new: str) -> None:
-    assert renamed(names.split(), rules) == dict(zip(names.split(), new.split(), strict=True))
-
-
-@pytest.mark.parametrize(
-    ("names", "rules", "told"),
-    [
-        ("a", {"b": "c"}, "rule 'b': applies to no name, must to one; correct it or drop it"),
-        ("a.", {"a.*": "*"}, "rule 'a.*': applies to no name, must to one; correct it or drop it"),
-        ("a.b", {"**": "**", "a.*": "*"}, "rule 'a.*': applies to no name, must to one; correct it or drop it"),
-        ("a b", {"a": "b"}, "'a' and 'b' both become 'b', must stay apart; change the rules"),
-        ("x.a y.a", {"*.a": "b.*", "*": "*"}, "rule '*': applies to no name, must to one; correct it or drop it"),
-        ("a.x b.x", {"a.*": "*", "b.*": "*"}, "'a.x' and 'b.x' both become 'x', must stay apart; change the rules"),
-        ("a a", {}, "'a' and 'a' both become 'a', must stay apart; change the rules"),
-        ("a.b", {"a.*": "x"}, "rule 'a.*': 'x': 1 stars (*) become 0 (), must be as many of each kind; correct it"),
-        ("a.b", {"a.*": "**"}, "rule 'a.*': '**': 1 stars (*) become 1 (**), must be as many of each kind; correct it"),
-        (
-            "a",
-            {"***": "***"},
-            "rule '***': '***' must have `*` between other characters and `**` at its end at most; correct it",
-        ),
-        (
-            "a",
-            {"**a": "**"},
-            "rule '**a': '**' must have `*` between other characters and `**` at its end at most; correct it",
-        ),
-    ],
-)
-def test_rules_that_cannot_be_meant_are_refused(names: str, rules: dict[str, str], told: str) -> None:
-    assert refusal(renamed, names.split(), rules) == told
-
-
-# Averages -------------------------------------------------------------------------------------------------------------
-
-
-def mean(*trees: dict[str, Tensor]) -> dict[str, Tensor]:
-    return averaged([lambda tree=tree: tree for tree in trees])  # type: ignore[misc]
-
-
-def test_the_mean_is_taken_element_by_element_in_double_precision() -> None:
-    one = {"w": torch.tensor([1.0, 2.0**24]), "step": torch.tensor(3), "on": torch.tensor(True)}
-    two = {"w": torch.tensor([3.0, 1.0]), "step": torch.tensor(3), "on": torch.tensor(True)}
-    out = mean(one, two, two)
-    assert list(out) == ["w", "step", "on"]
-    want = torch.tensor([7 / 3, (2**24 + 2) / 3], dtype=torch.float64).float()
-    assert all_bits(out) == all_bits({"w": want, "step": torch.tensor(3), "on": torch.tensor(True)})
-    assert all_bits(one) == all_bits(
-        {"w": torch.tensor([1.0, 2.0**24]), "step": torch.tensor(3), "on": torch.tensor(True)}
-    )
-    out["step"] += 1
-    assert one["step"] == 3
-
-
-@pytest.mark.parametrize("name", [name for name in DTYPES if name != "F4"])
-def test_every_dtype_has_a_mean(name: str) -> None:
-    one, two = (torch.tensor([1, 1]).to(DTYPES[name]), torch.tensor([1, 1]).to(DTYPES[name]))
-    if name in ("F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ", "C64"):
-        two = torch.tensor([1, 2]).to(DTYPES[name])
-        assert bits(mean({"x": one}, {"x": two})["x"]) == bits(torch.tensor([1, 1.5]).to(DTYPES[name]))
-    else:
-        assert bits(mean({"x": one}, {"x": two})["x"]) == bits(one)
-
-
-def test_numbers_that_torch_cannot_add_must_be_equal() -> None:
-    one, two = (of_bytes(torch.float4_e2m1fn_x2, (3,), seed) for seed in (0, 1))
-    assert bits(mean({"x": one}, {"x": one})["x"]) == bits(one)
-    told = "averaged: tree 2 differs from the first: 'x' has other float4_e2m1fn_x2 (3,) values, must be alike"
-    assert refused(lambda: mean({"x": one}, {"x": two})) == f"{told}; average only trees of one model"
-
-
-def test_one_tree_is_read_at_a_time() -> None:
-    memory: list[weakref.ref[Any]] = []
-
-    def read() -> dict[str, Tensor]:
-        assert [one() for one in memory] == [None] * len(memory)
-        arrays = {"x": np.ones(2), "step": np.ones(2, np.int64)}
-        memory.extend(map(weakref.ref, arrays.values()))
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-    assert averaged(read for _ in range(3))["x"].tolist() == [1, 1]
-    assert len(memory) == 6
-
-
-def test_zeros_keep_their_sign_and_what_is_not_finite_stays_so() -> None:
-    odd = torch.tensor([-0.0, 0.0, float("inf"), float("nan"), 1e-45, 3e38])
-    out = mean(*[{"x": odd}] * 3)["x"]
-    assert bits(out) == bits(odd)
-
-
-def test_trees_that_differ_are_refused_with_all_differences() -> None:
-    one = {"a": torch.ones(2), "b": torch.ones(2), "step": torch.tensor(1), "same": torch.ones(1)}
-    two = {"c": torch.ones(2), "b": torch.ones(2, 1).half(), "step": torch.tensor(2), "same": torch.ones(1)}
-    told = (
-        "averaged: tree 3 differs from the first: missing 'a', extra 'c', 'b' is float16 (2, 1), first float32 (2,), "
-        "'step' has other int64 () values, must be alike; average only trees of one model"
-    )
-    assert refused(lambda: mean(one, one, two)) == told
-    many = {f"{n:02}": torch.ones(1) for n in range(11)}
-    told = ", ".join(f"missing '{n:02}'" for n in range(8))
-    told = f"averaged: tree 2 differs from the first: {told} and 3 more, must be alike; average only trees of one model"
-    assert refused(lambda: mean(many, {})) == told
-
-
-def test_no_tree_has_no_mean() -> None:
-    assert refusal(averaged, []) == "averaged: no tree, must be one or more; name one"
-    assert mean({}) == {}
 
 
 def test_all_that_is_public_is_named() -> None:
