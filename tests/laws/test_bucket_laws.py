@@ -10,28 +10,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tensordict import TensorDict
+from hypothesis.stateful import rule
 
 from lib.errors import CheckpointError
 from lib.store import bucket, load, save
 from lib.store.bucket import Bucket
-from lib.store.folder import committed, latest, newest, prune, step_name, sweep
-from lib.store.retention import Policy, Saved, retain
+from lib.store.folder import committed, latest, prune, step_name, sweep
+from lib.store.retention import Policy
 from tests.checkpoints import assert_same, td
 from tests.faults import Crash, Objects, in_order
+from tests.life import VALUES, Life, numbered
 
 
 @pytest.fixture(autouse=True)
 def _one_request_at_a_time() -> Iterator[None]:
     with in_order():
         yield
-
-
-def numbered(n: int) -> TensorDict:
-    return td(
-        step=torch.tensor(n), params=td(w=torch.full((3,), float(n)), b=torch.tensor([1.0]).bfloat16()), none=td()
-    )
 
 
 def at(objects: Objects, step: int) -> Bucket:
@@ -246,92 +240,40 @@ def test_large_leaves_go_part_by_part_and_only_what_is_needed_comes_back() -> No
     assert not [path for path in asked if "/w/c" in path]
 
 
-class Life(RuleBasedStateMachine):
-    """Any sequence of saves, deaths, errors, damage, pruning and resuming in a bucket, against a dict."""
+class InBucket(Life):
+    """An object store whose requests may be the last, and may be answered with errors that pass."""
 
     def __init__(self) -> None:
         super().__init__()
         self.objects = Objects()
-        self.good: dict[int, int] = {}
-        self.damaged: set[int] = set()
-        self.step = 0
+        self.root = self.objects.bucket()
 
-    @initialize(step=st.sampled_from([0, 9997, 2**40]))
-    def begin(self, step: int) -> None:
-        self.step = step
+    def spoil(self, step: int, data: st.DataObject) -> None:
+        keys = sorted(key for key in self.objects.kept if key.startswith(f"{at(self.objects, step).root}/"))
+        key = data.draw(st.sampled_from(keys))
+        spoilt = bytearray(self.objects.kept[key])
+        spoilt[data.draw(st.integers(0, len(spoilt) - 1))] ^= 1
+        self.objects.kept[key] = bytes(spoilt)
 
-    @rule(value=st.integers(0, 100), stride=st.integers(1, 3))
-    def saves(self, value: int, stride: int) -> None:
-        self.step += stride
-        save(at(self.objects, self.step), numbered(value))
-        self.good[self.step] = value
-
-    @rule(value=st.integers(0, 100), request=st.integers(1, 16), arrives=st.booleans(), again=st.booleans())
+    @rule(value=VALUES, request=st.integers(1, 16), arrives=st.booleans(), again=st.booleans())
     def dies_while_saving(self, value: int, request: int, arrives: bool, again: bool) -> None:
         self.step += 1
         self.objects.fail_at(request, arrives=arrives)
         with contextlib.suppress(Crash):
-            save(at(self.objects, self.step), numbered(value))
+            save(self.at(self.step), numbered(self.step, value))
         self.objects.recover()
         if again:
-            save(at(self.objects, self.step), numbered(value))
-        if self.step in committed(self.objects.bucket()):
-            self.good[self.step] = value
+            save(self.at(self.step), numbered(self.step, value))
+        self.died(value)
 
-    @rule(errors=st.lists(st.sampled_from(PASSING), max_size=3))
-    def answers_with_errors(self, errors: list[Exception]) -> None:
+    @rule(errors=st.lists(st.sampled_from(PASSING), min_size=1, max_size=3), value=VALUES)
+    def saves_though_answered_with_errors(self, errors: list[Exception], value: int) -> None:
+        self.step += 1
         self.objects.errors = list(errors)
-        assert committed(self.objects.bucket()) is not None
-        self.objects.errors = []
-
-    @precondition(lambda self: self.good)
-    @rule(data=st.data())
-    def is_damaged(self, data: st.DataObject) -> None:
-        step = data.draw(st.sampled_from(sorted(self.good)))
-        keys = [key for key in self.objects.kept if key.startswith(f"{at(self.objects, step).root}/")]
-        key = data.draw(st.sampled_from(sorted(keys)))
-        spoilt = bytearray(self.objects.kept[key])
-        spoilt[data.draw(st.integers(0, len(spoilt) - 1))] ^= 1
-        self.objects.kept[key] = bytes(spoilt)
-        del self.good[step]
-        self.damaged.add(step)
-
-    @rule(keep=st.none() | st.integers(1, 3))
-    def prunes(self, keep: int | None) -> None:
-        known = committed(self.objects.bucket())
-        gone = retain(list(map(Saved, known)), Policy(last=keep))
-        assert set(prune(self.objects.bucket(), Policy(last=keep))) == gone
-        self.good = {step: value for step, value in self.good.items() if step not in gone}
-        self.damaged -= gone
-
-    @rule()
-    def resumes(self) -> None:
-        last = max({*self.good, *self.damaged}, default=None)
-        if last is None:
-            assert newest(self.objects.bucket()) is None
-        elif last in self.damaged:
-            with pytest.raises(CheckpointError, match=step_name(last)):
-                load(self.objects.bucket())
-        else:
-            assert_same(load(self.objects.bucket()), numbered(self.good[last]))
-
-    @precondition(lambda self: self.good)
-    @rule()
-    def resumes_older(self) -> None:
-        last = max(self.good)
-        assert latest(self.objects.bucket(), older=True) == str(at(self.objects, last))
-        self.damaged = {step for step in self.damaged if step < last}
-
-    @rule()
-    def sweeps(self) -> None:
-        sweep(self.objects.bucket())
-
-    @invariant()
-    def every_good_one_loads(self) -> None:
-        assert set(self.good) <= set(committed(self.objects.bucket()))
-        for step, value in self.good.items():
-            assert_same(load(at(self.objects, step)), numbered(value))
+        save(self.at(self.step), numbered(self.step, value))
+        assert self.objects.errors == []
+        self.good[self.step] = value
 
 
-TestLife = Life.TestCase
+TestLife = InBucket.TestCase
 TestLife.settings = settings(max_examples=15, stateful_step_count=12)

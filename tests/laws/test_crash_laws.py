@@ -13,19 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tensordict import TensorDict
+from hypothesis.stateful import rule
 
 from lib.errors import CheckpointError
-from lib.run.saver import Saver
 from lib.store import load, save
 from lib.store.folder import committed, latest, prune, step_name, sweep
-from lib.store.retention import Policy, Saved, retain
-from tests.checkpoints import assert_same, flip, td, tree
+from lib.store.local import Folder
+from lib.store.retention import Policy
+from tests.checkpoints import assert_same, flip, tree
 from tests.faults import Crash, Machine
+from tests.life import MESHES, VALUES, Life, numbered
 from tests.ranks import save_by_ranks
 
 
@@ -44,10 +43,6 @@ def operations(action: Callable[[], Any]) -> int:
     with machine.running():
         action()
     return 10**9 - machine.left
-
-
-def numbered(n: int) -> TensorDict:
-    return td(step=torch.tensor(n), params=td(w=torch.full((3,), float(n))), none=td())
 
 
 @pytest.mark.parametrize("losing", [False, True], ids=["all that was written lasts", "only what was synced lasts"])
@@ -189,128 +184,35 @@ def test_setting_aside_that_dies_at_any_operation_can_be_done_again(tmp_path: Pa
 # A run's life ---------------------------------------------------------------------------------------------------------
 
 
-MESHES = st.sampled_from([(2,), (3,), (2, 2)])
-
-
-class Life(RuleBasedStateMachine):
-    """Any sequence of saves, by one or several, in the background or not, deaths, damage, pruning and resuming."""
+class OnDisk(Life):
+    """A disk, a machine that may die and lose what was not synced."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.place = tempfile.TemporaryDirectory()
-        self.root = Path(self.place.name) / "checkpoints"
-        self.good: dict[int, int] = {}
-        self.damaged: set[int] = set()
-        self.step = 0
+        self.temporary = tempfile.TemporaryDirectory()
+        self.root = Folder(Path(self.temporary.name) / "checkpoints")
 
     def teardown(self) -> None:
-        self.place.cleanup()
+        self.temporary.cleanup()
 
-    @initialize(step=st.sampled_from([0, 9997, 2**40]))
-    def begin(self, step: int) -> None:
-        self.step = step
+    def spoil(self, step: int, data: st.DataObject) -> None:
+        flip(data.draw(st.sampled_from(sorted(p for p in self.at(step).where.rglob("*") if p.is_file()))))
 
-    @rule(value=st.integers(0, 100), stride=st.integers(1, 3))
-    def saves(self, value: int, stride: int) -> None:
-        self.step += stride
-        save(self.root / step_name(self.step), numbered(value))
-        self.good[self.step] = value
-
-    @rule(value=st.integers(0, 100), at=st.integers(1, 60), losing=st.booleans())
-    def dies_while_saving(self, value: int, at: int, losing: bool) -> None:
+    @rule(value=VALUES, at=st.integers(1, 60), losing=st.booleans(), mesh=MESHES | st.none())
+    def dies_while_saving(self, value: int, at: int, losing: bool, mesh: tuple[int, ...] | None) -> None:
         self.step += 1
-        machine = Machine(at)
+        machine, state = Machine(at), numbered(self.step, value)
         with machine.running():
             try:
-                save(self.root / step_name(self.step), numbered(value))
+                if mesh is None:
+                    save(self.at(self.step), state)
+                else:
+                    save_by_ranks(self.at(self.step), state, mesh, {"params/w": [0] * len(mesh)})
             except Crash:
                 if losing:
                     machine.lose_what_was_not_synced()
-        if self.step in committed(self.root):
-            self.good[self.step] = value
-
-    @rule(value=st.integers(0, 100), other=st.integers(0, 100))
-    def saves_in_the_background(self, value: int, other: int) -> None:
-        self.step += 1
-        state = numbered(value)
-        with Saver(self.root) as saver:
-            state["step"].fill_(self.step)
-            saver.save(state, {})
-            state["params", "w"].fill_(other)
-            state["step"].fill_(0)
-        written = numbered(value)
-        written["step"].fill_(self.step)
-        assert_same(load(self.root / step_name(self.step)), written)
-        # What a state says of itself is its step there, and its value in the rest of this machine.
-        shutil.rmtree(self.root / step_name(self.step))
-        save(self.root / step_name(self.step), numbered(value))
-        self.good[self.step] = value
-
-    @rule(value=st.integers(0, 100), mesh=MESHES)
-    def several_save(self, value: int, mesh: tuple[int, ...]) -> None:
-        self.step += 1
-        save_by_ranks(self.root / step_name(self.step), numbered(value), mesh, {"params/w": [0] * len(mesh)})
-        self.good[self.step] = value
-
-    @rule(value=st.integers(0, 100), mesh=MESHES, at=st.integers(1, 60), losing=st.booleans())
-    def dies_while_several_save(self, value: int, mesh: tuple[int, ...], at: int, losing: bool) -> None:
-        self.step += 1
-        machine = Machine(at)
-        with machine.running():
-            try:
-                save_by_ranks(self.root / step_name(self.step), numbered(value), mesh, {"params/w": [0] * len(mesh)})
-            except Crash:
-                if losing:
-                    machine.lose_what_was_not_synced()
-        if self.step in committed(self.root):
-            self.good[self.step] = value
-
-    @precondition(lambda self: self.good)
-    @rule(data=st.data())
-    def is_damaged(self, data: st.DataObject) -> None:
-        step = data.draw(st.sampled_from(sorted(self.good)))
-        path = self.root / step_name(step)
-        flip(data.draw(st.sampled_from(sorted(p for p in path.rglob("*") if p.is_file()))))
-        del self.good[step]
-        self.damaged.add(step)
-
-    @rule(keep=st.none() | st.integers(1, 3))
-    def prunes(self, keep: int | None) -> None:
-        known = committed(self.root)  # damage in the data does not show without reading it
-        gone = retain(list(map(Saved, known)), Policy(last=keep))
-        assert set(prune(self.root, Policy(last=keep))) == gone
-        self.good = {step: value for step, value in self.good.items() if step not in gone}
-        self.damaged -= gone
-
-    @rule()
-    def resumes(self) -> None:
-        last = max({*self.good, *self.damaged}, default=None)
-        if last is None:
-            assert latest(self.root) is None
-        elif last in self.damaged:
-            with pytest.raises(CheckpointError, match=step_name(last)):
-                load(self.root)
-        else:
-            assert_same(load(self.root), numbered(self.good[last]))
-
-    @precondition(lambda self: self.good)
-    @rule()
-    def resumes_older(self) -> None:
-        last = max(self.good)
-        assert latest(self.root, older=True) == self.root / step_name(last)
-        self.damaged = {step for step in self.damaged if step < last}
-
-    @rule()
-    def sweeps(self) -> None:
-        sweep(self.root)
-        assert not self.root.exists() or not [name for name in os.listdir(self.root) if name.startswith(".")]
-
-    @invariant()
-    def every_good_one_loads(self) -> None:
-        assert set(self.good) <= set(committed(self.root))
-        for step, value in self.good.items():
-            assert load(self.root / step_name(step), keys=["step"])["step"] == value
+        self.died(value)
 
 
-TestLife = Life.TestCase
+TestLife = OnDisk.TestCase
 TestLife.settings = settings(max_examples=15, stateful_step_count=12)
