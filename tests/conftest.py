@@ -10,6 +10,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -63,6 +64,23 @@ settings.register_profile("dev", max_examples=25, deadline=None, suppress_health
 settings.register_profile("ci", settings.get_profile("dev"), max_examples=100, derandomize=True)
 settings.register_profile("nightly", settings.get_profile("dev"), max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Any]:
+    """A real S3 server on loopback, for the tests of a module."""
+    from tests.s3 import s3_server
+
+    with s3_server() as running:
+        yield running
+
+
+@pytest.fixture
+def server(s3: Any) -> Any:
+    """The same, with no fault left from the test before."""
+    s3.heal()
+    s3.requests.clear()
+    return s3
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -35,11 +35,13 @@ from werkzeug.serving import make_server
 from werkzeug.test import Client
 from werkzeug.wsgi import get_input_stream
 
-__all__ = ["S3Server", "s3_server"]
+__all__ = ["ONCE", "S3Server", "s3_server"]
 
 Only = Callable[[str, str], bool]
 
 REGION = "us-east-1"
+ONCE = {"config_kwargs": {"retries": {"max_attempts": 0}}}
+"""Botocore does not try again; s3fs still does."""
 # Status -> its line, and the code and words that S3 itself puts into the body.
 ANSWERS = {
     403: ("403 Forbidden", "AccessDenied", "Access Denied"),

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,23 +15,7 @@ fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("s3fs")
 pytest.importorskip("moto.moto_server.werkzeug_app")
 
-from tests.s3 import S3Server, s3_server  # noqa: E402 (not without the packages above)
-
-ONCE = {"config_kwargs": {"retries": {"max_attempts": 0}}}
-"""Botocore does not try again; s3fs still does."""
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
-@pytest.fixture
-def server(running: S3Server) -> S3Server:
-    running.heal()
-    running.requests.clear()
-    return running
+from tests.s3 import ONCE, S3Server, s3_server  # noqa: E402 (not without the packages above)
 
 
 @pytest.fixture

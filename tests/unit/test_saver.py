@@ -186,6 +186,15 @@ def test_a_snapshot_shares_no_memory_with_the_state() -> None:
             assert torch.equal(other.local, leaf.local)  # type: ignore[union-attr]
 
 
+def python(program: str, *words: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program in a fresh interpreter."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 MEMORY = """
 import gc, os, sys, psutil, torch
 from pathlib import Path
@@ -211,16 +220,7 @@ print(seen[4], seen[49])
 @pytest.mark.slow
 def test_fifty_saves_take_no_more_memory_than_five(tmp_path: Path) -> None:
     pytest.importorskip("psutil")
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
+    done = python(MEMORY, tmp_path)
     five, fifty = map(int, done.stdout.split())
     assert fifty < 1.05 * five
 
@@ -240,15 +240,7 @@ def test_a_save_that_nobody_waits_for_is_finished_or_heard_of(tmp_path: Path, fa
     where = tmp_path / "run"
     if fails:
         where.write_text("")
-    done = subprocess.run(
-        [sys.executable, "-c", FORGETFUL, str(where)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=120,
-    )
+    done = python(FORGETFUL, where)
     assert done.stdout == "end\n"
     if fails:
         assert done.stderr.startswith(f"error: {where / step_name(3)}: not saved (Not a directory)")

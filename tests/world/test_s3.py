@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +19,9 @@ from lib.store.checkpoint import read_info
 from lib.store.folder import committed, latest, prune, step_name, sweep
 from lib.store.retention import Policy
 from tests.checkpoints import assert_same, td
-from tests.s3 import S3Server, s3_server
+from tests.s3 import ONCE, S3Server
 from tests.world.running import TINY, hasten, rows, run_apart, run_here, text_folder
 from tests.world.running import bits as bits_of
-
-ONCE = {"config_kwargs": {"retries": {"max_attempts": 0}}}  # s3fs's own tries are enough
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
-@pytest.fixture
-def server(running: S3Server) -> S3Server:
-    running.heal()
-    running.requests.clear()
-    return running
 
 
 @pytest.fixture
@@ -87,8 +71,12 @@ def test_answers_that_pass_are_waited_for(folder: Bucket, server: S3Server, monk
     server.drop(times=1, only=lambda method, path: method == "PUT" and path.endswith("COMMIT"), carried=True)
     server.delay(0.2, times=2)
     save(folder.child(step_name(1)), state(1))
+    assert [path.rpartition("/")[2] for method, path in server.requests if method == "PUT"].count("COMMIT") == 2
     server.answer(500, times=2, only=lambda method, _: method == "GET")
+    asked = len(server.requests)
     assert_same(load(folder), state(1))
+    again = [path for method, path in server.requests[asked:] if method == "GET"]
+    assert len(again) >= len(set(again)) + 2
 
 
 def test_an_answer_that_lasts_ends_the_save_and_leaves_the_one_before(folder: Bucket, server: S3Server) -> None:
