@@ -12,8 +12,10 @@ import pytest
 
 from lib.store import load, save
 from lib.store.checkpoint import describe, read_info
+from lib.store.sharded import Target
 from tests.checkpoints import (
     FIX,
+    assert_same,
     example,
     flip,
     numbered,
@@ -94,6 +96,14 @@ def test_a_path_without_a_checkpoint(tmp_path: Path) -> None:
     assert refused(lambda: load(tmp_path / "run")) == (
         f"{tmp_path}/run: must be a checkpoint or a folder with one in it; check the path"
     )
+
+
+def test_a_leaf_is_made_when_all_of_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a mesh of another kind of device it is a copy of what was read: made earlier, a copy of nothing."""
+    state = example()
+    path = save(tmp_path / "a", state)
+    monkeypatch.setattr(Target, "filled", lambda _self, local: local.clone())
+    assert_same(load(path), state)
 
 
 @pytest.mark.parametrize("name", ["step/c", "step/zarr.json", "params/embed", "manifest.json", "COMMIT", "zarr.json"])
