@@ -18,7 +18,7 @@ __all__ = ["MicroLoss", "Summed", "accumulate", "clip_factor", "global_norm", "m
 torch._dynamo.config.trace_autograd_ops = True
 
 
-MicroLoss = Callable[[Tree, Tree, Tensor | None, int], tuple[Tensor, Tensor]]
+MicroLoss = Callable[[Tree, Tree, Tensor | None, int], tuple[Tensor, Tensor | float]]
 """(parameters, micro-batch, key of this update's draws or none, micro-batch's number) -> (sum of losses, targets)."""
 
 
@@ -31,7 +31,7 @@ class Summed(NamedTuple):
 
 
 def accumulate(
-    loss: Callable[[Tree, Tree, int], tuple[Tensor, Tensor]], params: Tree, parts: list[Tree], scale: Tensor
+    loss: Callable[[Tree, Tree, int], tuple[Tensor, Tensor | float]], params: Tree, parts: list[Tree], scale: Tensor
 ) -> Summed:
     """Add up the gradients of each micro-batch.
 

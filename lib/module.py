@@ -13,7 +13,7 @@ from lib.tree import Tree, leaves
 
 __all__ = ["as_function", "trainable"]
 
-_OwnLoss = Callable[[Any, Any, Tensor | None], tuple[Tensor, Tensor]]
+_OwnLoss = Callable[[Any, Any, Tensor | None], tuple[Tensor, Tensor | float]]
 
 
 def as_function(loss: _OwnLoss, module: nn.Module | None) -> _OwnLoss:

@@ -31,7 +31,7 @@ from lib.tree import Tree, plain, select, tensordict, tree_map
 __all__ = ["Loss", "Step", "eval_step", "make_eval_step", "make_train_step", "train_step"]
 
 Step = Callable[[TensorDict, TensorDict], tuple[TensorDict, TensorDict]]
-Loss = Callable[[Any, Any, Tensor | None], tuple[Tensor, Tensor]]
+Loss = Callable[[Any, Any, Tensor | None], tuple[Tensor, Tensor | float]]
 """(parameters or module, micro-batch, key) -> (sum of the targets' losses, number of targets). The key is none in evaluation."""
 
 _STEP = purpose("step")

@@ -10,20 +10,20 @@ from torch import Tensor
 
 from lib.config import Init
 from lib.errors import CheckpointError
-from lib.state import average
+from lib.state import beginning_at
 from lib.store import load
 from lib.store.checkpoint import resolve
 from lib.store.remote import is_remote
 from lib.store.tensors import describe_tensors, read_tensors
 from lib.store.trees import renamed
 from lib.store.wish import differences
-from lib.tree import from_leaves, leaves, plain, tensordict
+from lib.tree import from_leaves, leaves
 
 __all__ = ["check_source", "is_tensors", "params_at", "rules_of", "with_weights"]
 
 
 def with_weights(state: TensorDict, init: Init) -> TensorDict:
-    """The state with the weights that `init` names; its average, if it has one, begins with them too.
+    """A state of step 0 that begins at the weights that `init` names.
 
     Raises:
         CheckpointError: they cannot be read, or are not those of this model: all differences are listed.
@@ -38,12 +38,7 @@ def with_weights(state: TensorDict, init: Init) -> TensorDict:
         raise CheckpointError(
             f"init.path={init.path}: {wrong}; set model.* as it was there, or name the weights with init.names"
         )
-    params = from_leaves({name: given[name].to(leaf.dtype) for name, leaf in wanted.items()})
-    begun = state.clone(recurse=False)
-    begun["params"] = tensordict(params)
-    if "average" in state.keys():  # noqa: SIM118 (iterating a TensorDict iterates its batch)
-        begun["average"] = tensordict(average.init(plain(begun["params"])))
-    return begun
+    return beginning_at(state, from_leaves({name: given[name].to(leaf.dtype) for name, leaf in wanted.items()}))
 
 
 def check_source(init: Init) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -231,18 +232,20 @@ def _log() -> _Log:
     """run.log: lines wait until there is a file. A full disk is told of by what must be written, not by the log."""
     waiting: list[str] = []
     files: list[TextIO] = []
+    one_at_a_time = threading.Lock()  # a save in the background says in here that it is done
 
     def note(text: str) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S")
         lines = [f"{stamp} {line}\n" for line in text.splitlines()]
-        if not files:
-            waiting.extend(lines)
-            return
-        try:
-            files[0].writelines(lines)
-            files[0].flush()
-        except OSError:
-            return
+        with one_at_a_time:
+            if not files:
+                waiting.extend(lines)
+                return
+            try:
+                files[0].writelines(lines)
+                files[0].flush()
+            except OSError:
+                return
 
     def log_to(path: Path) -> None:
         try:

@@ -18,9 +18,9 @@ from lib.optim import Rule, rule_of
 from lib.optim.decay import decayed
 from lib.recipe import Recipe
 from lib.state import average, cursor, key, params, scale, schedule, window
-from lib.tree import Tree, from_leaves, tensordict, tree_map
+from lib.tree import Tree, assert_same, from_leaves, plain, tensordict, tree_map
 
-__all__ = ["abstract_state", "init_state", "slots_of"]
+__all__ = ["abstract_state", "beginning_at", "init_state", "slots_of"]
 
 
 def init_state(
@@ -54,6 +54,22 @@ def init_state(
     """
     tree = _slots(recipe, seed, params, cursor, rule, None)
     return _with_recipe(tree, recipe if params is None else _own(recipe))
+
+
+def beginning_at(state: TensorDict, weights: Tree) -> TensorDict:
+    """The same state of step 0 with other parameters: what begins at the parameters begins at these.
+
+    Args:
+        state: of `init_state`, with the recipe's own rule.
+        weights: of the same paths, shapes and dtypes as its parameters.
+    """
+    recipe, begun = state["recipe"], state.clone(recurse=False)
+    assert_same(plain(state["params"]), weights, where="params")
+    begun["params"] = tensordict(weights)
+    begun["optimizer"] = tensordict(rule_of(recipe.optim).init(weights))
+    if recipe.optim.average is not None:
+        begun["average"] = tensordict(average.init(weights))
+    return begun
 
 
 def abstract_state(recipe: Recipe) -> TensorDict:

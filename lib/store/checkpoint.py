@@ -3,7 +3,7 @@
 Guarantees: a checkpoint is there whole or not at all, whenever a process or a machine stops; `load(save(state))`
 has the bits of `state`, on any mesh; what is damaged is never returned; what is asked for and what is there agree, or all
 differences are listed. Any Zarr v3 reader opens the folder: `zarr.open_group(path)["params/..."][:]`. A state of DTensors
-is saved by all ranks of its mesh together, each writing what it holds, and loaded by each rank reading what it needs.
+is saved by all ranks of its mesh together, each writing of what it holds, and loaded by each rank reading what it needs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 An array that is sharded is cut by a grid: along each dim at the places where one rank's part ends and the next one's
 begins. Each cell of the grid is held by one rank, or by several (replicas). A file belongs to exactly one writer. Where
-the files' edges do not fall on the grid's (uneven parts of uneven parts), the writer is sent the rows it lacks.
+the files' edges do not fall on the grid's (uneven parts of uneven parts; small parts, which share a file), the writer is
+sent what it lacks.
 
 Nothing here communicates, and nothing is torch's own private arithmetic: `Shard` cuts like `torch.chunk`, into parts of
 ceil(n / ranks), the last ones shorter or empty.

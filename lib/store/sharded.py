@@ -1,6 +1,6 @@
 """Tensors as ranks hold them: a state's leaves, plain or DTensor, and the leaves of a state that is loaded onto a mesh.
 
-Guarantees: no rank ever holds more of a sharded leaf than its own part; nothing is sent to look at one.
+Guarantees: looking at a leaf sends nothing and copies nothing; what is loaded takes no more room than a rank's own parts.
 """
 
 from __future__ import annotations

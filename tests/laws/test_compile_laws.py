@@ -75,7 +75,7 @@ def whole() -> Step:
 
 
 @pytest.fixture
-def traced_faster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Step]]:
+def traced_faster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Step]:
     """`faster` with the tracing backend in place of Inductor."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     return faster

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ DAMAGED = "must have the crc32c that manifest.json gives it, so it is damaged"
         (lambda p: (p / "new").write_bytes(b""), "{p}: new is unexpected"),
         (lambda p: (p / "params/embed/zarr.json").unlink(),
          "{p}: params/embed/zarr.json (state.params.embed) is missing"),
-        (lambda p: (shutil.rmtree(p / "params"), (p / "x").write_bytes(b"")),
+        (lambda p: (p / "params").rename(p.parent / "gone") and (p / "x").write_bytes(b""),
          ("{p}: params/blocks/wq/c.0.0.0 (state.params.blocks.wq) is missing, "
           "params/blocks/wq/zarr.json (state.params.blocks.wq) is missing, "
           "params/blocks/zarr.json (state.params.blocks) is missing, "

@@ -39,16 +39,16 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Holds every write until it is set."""
     opened, real = threading.Event(), disk.write_file
 
-    def write(path: str, pieces: Any) -> int:
+    def write(path: str, pieces: Any) -> None:
         assert opened.wait(60)
-        return real(path, pieces)
+        real(path, pieces)
 
     monkeypatch.setattr(disk, "write_file", write)
     yield opened
     opened.set()
 
 
-def fail(_path: str, _pieces: Any) -> int:
+def fail(_path: str, _pieces: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -10,10 +10,10 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from lib.config import Batch, Guard, Model, Optim, Recipe, Scale
+from lib.config import Batch, DataIdentity, Guard, Model, Optim, Recipe, Scale, SourceIdentity
 from lib.optim import adamw
-from lib.state import abstract_state, init_state, slots_of
-from lib.tree import leaves
+from lib.state import abstract_state, beginning_at, init_state, slots_of
+from lib.tree import leaves, plain
 from tests.strategies import SEEN, form, memory, own, refusal, same_bits, tiny
 
 FULL = tiny(optim=Optim(average=0.9), guard=Guard(window=4))
@@ -25,6 +25,25 @@ def test_the_slots_are_those_of_the_recipe() -> None:
     assert sorted(init_state(FULL).keys()) == sorted([*always, "average", "window"])
     for recipe in (tiny(), FULL, tiny(guard=Guard(window=4)), tiny(optim=Optim(average=0.0))):
         assert {*slots_of(recipe), "recipe"} == set(init_state(recipe).keys())
+
+
+def test_a_state_that_begins_at_other_parameters_has_all_that_begins_at_them() -> None:
+    state, other = init_state(FULL, seed=1), init_state(FULL, seed=2)
+    begun = beginning_at(state, plain(other["params"]))
+    for slot in ("params", "optimizer", "average"):
+        assert same_bits(begun[slot], other[slot])
+    for slot in ("step", "cursor", "key", "scale", "scheduler", "window"):
+        assert same_bits(begun.select(slot), state.select(slot))
+    assert not same_bits(state["params"], other["params"])
+    assert "missing blocks.attention.norm" in refusal(beginning_at, state, {"x": torch.ones(1)})
+
+
+def test_the_cursor_begins_at_the_start_of_each_source_of_the_recipe() -> None:
+    data = DataIdentity(sources=(SourceIdentity(name="b"), SourceIdentity(name="a")))
+    recipe = msgspec.structs.replace(tiny(), data=data)
+    want = {"cursor.a.epoch", "cursor.a.row", "cursor.b.epoch", "cursor.b.row"}
+    for state in (init_state(recipe), abstract_state(recipe)):
+        assert {path for path in leaves(state) if path.startswith("cursor")} == want
 
 
 def test_every_leaf_has_the_dtype_of_its_slot() -> None:

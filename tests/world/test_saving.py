@@ -104,14 +104,14 @@ def refuses(numbers: set[int]) -> Any:
     real, saves = disk.write_file, [0]
     names: set[str] = set()
 
-    def write(path: str, pieces: Any) -> int:
+    def write(path: str, pieces: Any) -> None:
         hidden = next(part for part in path.split("/") if part.startswith(".saving-"))
         if hidden not in names:
             names.add(hidden)
             saves[0] += 1
         if saves[0] in numbers:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(path, pieces)
+        real(path, pieces)
 
     return write
 
@@ -157,10 +157,10 @@ def test_a_save_that_is_late_is_waited_for_or_the_next_is_skipped(
     assert place.train("whole", "checkpoint.every=2").code == 0
     gate, real = threading.Event(), disk.write_file
 
-    def slow(path: str, pieces: Any) -> int:
+    def slow(path: str, pieces: Any) -> None:
         if (place.folder / "a" / "checkpoints" / step_name(0)).exists():
             assert gate.wait(60)
-        return real(path, pieces)
+        real(path, pieces)
 
     def taken(state: Any, batch: Any) -> Any:
         if int(state["step"]) == 7:
