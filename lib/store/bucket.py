@@ -29,7 +29,7 @@ __all__ = ["Bucket", "bucket_of"]
 DAMAGED = "DAMAGED"
 TRIES = 5
 FIRST_WAIT_S = 0.2
-THREADS = 8
+THREADS = 8  # files read or written at once: it is all waiting
 PART_BYTES = 16 << 20  # of a multipart upload; S3 takes 5 MB to 5 GB, and 10,000 of them
 
 _LASTING = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError, FileExistsError)
@@ -87,6 +87,10 @@ class Bucket:
     @property
     def parent(self) -> Bucket:
         return Bucket(self.files, self.root.rpartition("/")[0], self.url.rpartition("/")[0])
+
+    @property
+    def readers(self) -> int:
+        return THREADS
 
     def child(self, name: str) -> Bucket:
         return Bucket(self.files, f"{self.root}/{name}", f"{self.url}/{name}")

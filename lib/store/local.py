@@ -10,11 +10,11 @@ import contextlib
 import errno
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lib.store import disk
 from lib.store.manifest import COMMIT, MANIFEST
@@ -22,7 +22,9 @@ from lib.store.place import Content
 
 __all__ = ["Folder"]
 
-THREADS = 8  # files written at once; one alone leaves the disk here waiting for half of the time
+THREADS = 8  # files written or synced at once; one alone leaves the disk here waiting for half of the time
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ class Folder:
     @property
     def parent(self) -> Folder:
         return Folder(self.where.parent)
+
+    @property
+    def readers(self) -> int:
+        # What is in memory already is bound by cores (more than they are cost a fifth here); a disk waits in one more.
+        return min(THREADS, (os.cpu_count() or 1) + 1)
 
     def child(self, name: str) -> Folder:
         return Folder(self.where / name)
@@ -151,20 +158,10 @@ class _Draft:
             os.mkdir(f"{self.hidden}/{name}")
 
     def write(self, files: Sequence[Content]) -> None:
-        def one(file: Content) -> None:
-            disk.write_file(f"{self.hidden}/{file[0]}", file[1])
-
-        if THREADS == 1 or len(files) == 1:
-            for file in files:
-                one(file)
-            return
-        with ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(one, files):
-                pass  # the first failure is raised, and what has not begun never begins
+        _each(lambda file: disk.write_file(f"{self.hidden}/{file[0]}", file[1]), files)
 
     def seal(self, folders: Sequence[str], manifest: bytes, commit: bytes) -> None:
-        for name in reversed(folders):
-            disk.sync(f"{self.hidden}/{name}")
+        _each(lambda name: disk.sync(f"{self.hidden}/{name}"), folders)
         disk.write_file(f"{self.hidden}/{MANIFEST}", [(manifest,)])
         disk.write_file(f"{self.hidden}/{COMMIT}", [(commit,)])
         disk.sync(self.hidden)
@@ -176,3 +173,14 @@ class _Draft:
         except OSError:
             os.rename(self.target, self.hidden)  # not surely on the disk, so not there
             raise
+
+
+def _each(act: Callable[[T], None], items: Sequence[T]) -> None:
+    """Do it for each, several at once; the first failure is raised, and what has not begun by then never begins."""
+    if THREADS == 1 or len(items) == 1:
+        for item in items:
+            act(item)
+        return
+    with ThreadPoolExecutor(THREADS) as pool:
+        for _ in pool.map(act, items):
+            pass

@@ -70,6 +70,10 @@ class Place(Protocol):
     def parent(self) -> Place:
         """The folder that it is in."""
 
+    @property
+    def readers(self) -> int:
+        """How many files are best read at once."""
+
     def child(self, name: str) -> Place:
         """A folder in it."""
 

@@ -45,7 +45,6 @@ from lib.store.shards import CRC_BYTES, Box, chunks, crc32c, file_box, inside, k
 __all__ = ["Aim", "chosen", "is_committed", "read_attributes", "read_manifest", "read_tree", "verify"]
 
 LISTED = 8  # names in one error line
-THREADS = 8  # files read at once: on a bucket it is all waiting, on a disk four keep two cores busy
 
 
 class Aim(NamedTuple):
@@ -126,8 +125,8 @@ def verify(place: Place) -> None:
             if isinstance(node, Array)
             for index, key in keys(node.layout)
         ]
-        _all(_one_text(place, manifest), [path for path, node in manifest.nodes.items() if node != "recipe"])
-        _all(lambda file: _read_file(place, manifest, file), files)
+        _all(place, _one_text(place, manifest), [path for path, node in manifest.nodes.items() if node != "recipe"])
+        _all(place, lambda file: _read_file(place, manifest, file), files)
 
 
 def read_tree(place: Place, manifest: Manifest, aim: Aim) -> TensorDict:
@@ -157,8 +156,8 @@ def read_tree(place: Place, manifest: Manifest, aim: Aim) -> TensorDict:
                 files += [_File(path, node, index, key, part) for index, key in _needed(node, target.box)]
                 made.append((name, target, local))
         if aim.all_here:
-            _all(_one_text(place, manifest), texts)
-        _all(lambda file: _read_file(place, manifest, file), files)
+            _all(place, _one_text(place, manifest), texts)
+        _all(place, lambda file: _read_file(place, manifest, file), files)
     # Only now that it is read: a leaf of a mesh of another kind of device is a copy of what is here.
     found |= {name: target.filled(local) for name, target, local in made}
     return assemble(found)
@@ -266,13 +265,13 @@ def _read_file(place: Place, manifest: Manifest, wanted: _File) -> None:
                 raise CheckpointError(_damaged(place, manifest, name))
 
 
-def _all(act: Callable[[Any], None], items: Sequence[Any]) -> None:
+def _all(place: Place, act: Callable[[Any], None], items: Sequence[Any]) -> None:
     """Do it for each, several at once; the first failure in their order is raised."""
     if len(items) < 2:
         for item in items:
             act(item)
         return
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(place.readers) as pool:
         for _ in pool.map(act, items):
             pass
 
