@@ -14,8 +14,9 @@ SETTINGS := pyproject.toml constraints.txt
 run: $(VENV)/.installed-run
 	@$(BIN)/python -m lib.run $(ARGS)
 
+# A process for each core, four at most; the tests of one file stay together, since they share what is compiled.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 check: lint
 	$(BIN)/python -m pytest -m "" $(ARGS)

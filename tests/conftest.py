@@ -15,6 +15,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Before torch is loaded: OpenMP's threads spin while they wait, and several processes would spin on the same cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from lib.shapes import checked
 
 ROOT = Path(__file__).parent.parent
