@@ -348,6 +348,19 @@ def run_steps(config: Config) -> int:
     return begun + -(-left // rows)
 
 
+def run_reach(config: Config) -> int:
+    """How far the run takes its schedule: updates, or tokens if it counts those."""
+    if config.schedule.counts != "tokens":
+        return run_steps(config)
+    if config.steps is None and config.tokens is not None:
+        return config.tokens
+    steps, rows, begun, reach = run_steps(config), config.batch.rows, 0, 0
+    for step, later in changes("batch.rows_at", config.batch.rows_at):
+        reach += (min(step, steps) - begun) * rows
+        begun, rows = min(step, steps), later
+    return (reach + (steps - begun) * rows) * config.batch.length
+
+
 def recipe_of(config: Config, data: DataIdentity = DataIdentity()) -> Recipe:
     """The static part of `config`, with the schedule's length and warm-up settled.
 
@@ -355,8 +368,11 @@ def recipe_of(config: Config, data: DataIdentity = DataIdentity()) -> Recipe:
         ValueError: the parts do not go together.
     """
     shape = config.schedule
-    length = run_steps(config) if shape.length is None else shape.length
-    warmup = min(30, length // 10) if shape.warmup is None else shape.warmup
+    each = config.batch.rows * config.batch.length if shape.counts == "tokens" else 1
+    length = run_reach(config) if shape.length is None else shape.length
+    warmup = min(30 * each, length // 10) if shape.warmup is None else shape.warmup
+    if shape.warmup is None and shape.shape in ("range", "stages"):
+        warmup = 0
     return Recipe(
         model=config.model,
         batch=config.batch,

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from typing import Annotated, ClassVar, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from lib.settings import check_ranges
+from lib.rates import Schedule
+from lib.values import Checked, Count, Natural, Positive, Share
 
 __all__ = [
     "Batch",
@@ -31,20 +32,6 @@ __all__ = [
     "SourceIdentity",
     "changes",
 ]
-
-Count = Annotated[int, Meta(ge=1)]
-Natural = Annotated[int, Meta(ge=0)]
-Positive = Annotated[float, Meta(gt=0)]
-Share = Annotated[float, Meta(ge=0, lt=1)]
-
-
-class Checked(Struct, frozen=True, forbid_unknown_fields=True):
-    """Checks ranges on construction; `_at` is where the Struct stands in a config, for the errors."""
-
-    _at: ClassVar[str] = ""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, self._at)
 
 
 class Model(Checked, frozen=True):
@@ -222,33 +209,6 @@ class Optim(Checked, frozen=True):
             raise ValueError(f"optim.no_decay={self.no_decay!r} must be a list of texts; write [{self.no_decay!r}]")
 
 
-class Schedule(Checked, frozen=True):
-    """The learning rate as a closed form of the update's number u, from 1.
-
-    Attributes:
-        shape: after the warm-up: "constant", or "linear" or "cosine" down to the floor at `length` and flat beyond.
-        warmup: updates of linear warm-up, lr * u / warmup; none = in a run a tenth of its length, 30 at most, else 0.
-        length: updates until the floor; none = as many as the run has when it starts. Never derived again on resume.
-        floor: last learning rate, as a fraction of the peak, in [0, 1].
-        counts: what u counts: "step" (every call, refused updates too) or "applied" (applied updates only).
-    """
-
-    _at: ClassVar[str] = "schedule."
-    shape: Literal["constant", "linear", "cosine"] = "cosine"
-    warmup: Natural | None = None
-    length: Count | None = None
-    floor: Annotated[float, Meta(ge=0, le=1)] = 0.1
-    counts: Literal["step", "applied"] = "step"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.length is not None and (self.warmup or 0) >= self.length:
-            raise ValueError(
-                f"schedule.warmup={self.warmup} must be in [0, schedule.length={self.length}); "
-                f"lower schedule.warmup or raise steps"
-            )
-
-
 class Precision(Checked, frozen=True):
     """Dtypes: master weights, moments and sums are always fp32.
 
@@ -381,7 +341,7 @@ class Recipe(Checked, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.schedule.shape != "constant" and self.schedule.length is None:
+        if self.schedule.has_length and self.schedule.length is None:
             raise ValueError(
                 f"schedule.length=none must be set for schedule.shape={self.schedule.shape}; set it to the updates of the run"
             )

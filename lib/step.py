@@ -127,7 +127,9 @@ def _advance(state: TensorDict, batch: TensorDict, loss: grad.MicroLoss, rule: R
     grads = tree_map(lambda g: g * factor, grads)
 
     # 5. Learning rate, update, average.
-    lr = old["scheduler"]["lr"] * schedule.factor(old["scheduler"]["position"] + 1, recipe.schedule)
+    lr = old["scheduler"]["lr"] * schedule.factor(
+        schedule.number(old["scheduler"], recipe.schedule, summed.targets), recipe.schedule
+    )
     decays = decay_tree(old["params"], recipe, old["scheduler"]["decay"])
     params, optimizer = rule.update(grads, old["optimizer"], old["params"], lr, decays)
     proposed = {"params": params, "optimizer": optimizer}
@@ -138,7 +140,7 @@ def _advance(state: TensorDict, batch: TensorDict, loss: grad.MicroLoss, rule: R
     refused = some & ~accept
     new: Tree = select(accepted > 0, proposed, {name: old[name] for name in proposed})
     new["step"] = old["step"] + 1
-    new["scheduler"] = schedule.update(old["scheduler"], recipe.schedule, accept=accept)
+    new["scheduler"] = schedule.update(old["scheduler"], recipe.schedule, accept=accept, targets=summed.targets)
     new["cursor"] = cursor.update(old["cursor"], data)
     new["scale"] = scale.update(old["scale"], recipe, finite=finite, refused=refused, some=some)
     new["key"] = key.update(old["key"])

@@ -64,6 +64,8 @@ def _verb(name: str) -> Verb:
             from lib.run.inspect import inspect_verb as verb
         case "convert":
             from lib.run.convert import convert_verb as verb
+        case "plot schedule":
+            from lib.run.curve import schedule_verb as verb
         case _:
             from lib.run.plot import plot_verb as verb
     return verb

@@ -53,7 +53,8 @@ def read_words(argv: list[str]) -> Words:
     >>> read_words(["eval", "run.dir=runs/a"]).verb
     'eval'
     """
-    given = bool(argv) and argv[0] in VERBS
+    # A verb is one word, or two.
+    given = 2 if " ".join(argv[:2]) in VERBS and len(argv) > 1 else int(bool(argv) and argv[0] in VERBS)
     files: list[Path] = []
     overrides: list[str] = []
     show = wants_help = False
@@ -70,7 +71,8 @@ def read_words(argv: list[str]) -> Words:
             files.append(Path(word))
         else:
             raise ValueError(_no_word(word))
-    return Words(argv[0] if given else "train", tuple(files), tuple(overrides), show, wants_help, given)
+    verb = " ".join(argv[:given]) or "train"
+    return Words(verb, tuple(files), tuple(overrides), show, wants_help, given > 0)
 
 
 def launch(words: Words) -> Launch:

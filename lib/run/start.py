@@ -14,7 +14,7 @@ import msgspec
 import torch
 from tensordict import TensorDict
 
-from lib.config import Config, recipe_of, run_steps
+from lib.config import Config, recipe_of, run_reach, run_steps
 from lib.data.mix import check_repeats
 from lib.data.plan import plan_of, rows_before
 from lib.errors import CheckpointError
@@ -149,8 +149,8 @@ def _from(told: Launch, voice: Progress, path: Where, names: Path) -> Start:
     state = load(path, like=abstract_state(head["recipe"]))
     source = "" if place.parent == ours else f", from {path}"
     voice.say(f"{run}: going on from step {int(state['step'])} of {run_steps(config)}{source}")
-    schedule, steps = going.recipe.schedule, run_steps(config)
-    if schedule.shape != "constant" and schedule.length is not None and steps > schedule.length:
+    schedule = going.recipe.schedule
+    if schedule.has_length and schedule.length is not None and run_reach(config) > schedule.length:
         voice.say(f"schedule.length: stays {schedule.length}, beyond it the rate stays at its floor")
     for note in going.notes:
         voice.say(note)
@@ -203,7 +203,8 @@ def ended(told: Launch) -> str | None:
     bpb = row.get("eval/bpb") if row else None
     held = f", held-out {bpb:.4f} bits per byte" if bpb is not None else ""
     past = f", beyond steps={total}" if step > total else ""
-    stays = "" if state["recipe"].schedule.shape == "constant" else _STAYS.format(2 * step)
+    schedule = state["recipe"].schedule
+    stays = "" if schedule.counts == "tokens" or not schedule.has_length else _STAYS.format(2 * step)
     return f"{run}: complete at step {step}{past}{held}; to go on: {again(config)} steps={2 * step}{stays}"
 
 

@@ -66,6 +66,11 @@ VERBS: dict[str, Verb] = {
         ("run.dir",),
         "python -m lib.run plot run.dir=runs/mine",
     ),
+    "plot schedule": Verb(
+        "Draw schedule.png, the learning rate of every update, in run.dir, and list some rates; a run is not needed.",
+        ("run.dir", "steps", "tokens", "batch.*", "optim.lr", "schedule.*"),
+        "python -m lib.run plot schedule steps=10000 schedule.shape=wsd schedule.tail=0.2",
+    ),
 }
 
 _EXITS = (

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from lib.config import Schedule
@@ -27,6 +28,46 @@ def schedules(draw: st.DrawFn) -> Schedule:
         length=length,
         floor=draw(st.floats(0, 1)),
     )
+
+
+SHAPES = (
+    "constant",
+    "linear",
+    "cosine",
+    "half_cosine",
+    "polynomial",
+    "inverse_sqrt",
+    "power",
+    "exponential",
+    "wsd",
+    "range",
+)
+
+
+@st.composite
+def any_schedules(draw: st.DrawFn, longest: int = 60, shortest: int = 1) -> Schedule:
+    """Whatever may be chosen, but for stages."""
+    shape, length = draw(st.sampled_from(SHAPES)), draw(st.integers(shortest, longest))
+    least = 1 if shape in ("inverse_sqrt", "power") else 0
+    settings: dict[str, Any] = {
+        "shape": shape,
+        "length": length,
+        "warmup": 0 if shape == "range" else draw(st.integers(least, max(length // 2, least))),
+        "floor": draw(st.floats(0.01, 1)),
+    }
+    if settings["warmup"]:
+        settings["start"] = draw(st.floats(0, 0.99))
+    if shape in ("cosine", "polynomial", "inverse_sqrt", "power"):
+        settings["exponent"] = draw(st.none() | st.floats(0.5, 3))
+    if shape in ("constant", "cosine", "inverse_sqrt", "power", "wsd"):
+        settings["tail"] = draw(st.floats(0.02, 0.5) if shape == "wsd" else st.none() | st.floats(0.02, 0.5))
+        if settings["tail"] is not None:
+            settings["tail_shape"] = draw(st.sampled_from(["linear", "cosine", "sqrt", "reciprocal"]))
+            settings["end"] = draw(st.none() | st.floats(0.01, 1))
+    try:
+        return Schedule(**settings)
+    except ValueError:  # a tail of no update, or one that begins within the warm-up
+        reject()
 
 
 def by_hand(u: int, s: Schedule) -> float:
@@ -73,6 +114,49 @@ def test_past_the_end_the_factor_stays_exactly_where_it_was(schedule: Schedule, 
 @given(schedule=schedules(), updates=st.lists(UPDATES, min_size=1, max_size=6))
 def test_each_updates_factor_is_its_own(schedule: Schedule, updates: list[int]) -> None:
     assert factors(schedule, updates) == [factor(torch.tensor(u), schedule).item() for u in updates]
+
+
+@given(schedule=any_schedules(), far=st.integers(1, 2**40), updates=st.lists(UPDATES, min_size=1, max_size=6))
+def test_of_any_shape_the_factor_is_a_fraction_is_each_updates_own_and_stays_at_its_end(
+    schedule: Schedule, far: int, updates: list[int]
+) -> None:
+    length = schedule.length or 0
+    values = factors(schedule, [*range(1, length + 1), *updates])
+    assert all(0 <= value <= 1 for value in values)
+    assert values[length:] == [factor(torch.tensor(u), schedule).item() for u in updates]
+    if schedule.has_length or schedule.shape == "constant":
+        assert factors(schedule, [length + far]) == factors(schedule, [length])
+    else:  # a root falls for ever
+        assert factors(schedule, [length + far])[0] <= values[length - 1]
+
+
+@given(schedule=any_schedules(longest=2_000_000, shortest=1_000_000), data=st.data())
+def test_no_shape_jumps_at_a_join_or_anywhere_else(schedule: Schedule, data: st.DataObject) -> None:
+    length, warmup = schedule.length or 0, schedule.warmup or 0
+    begin = length - round((schedule.tail or 0) * length)
+    drawn = data.draw(st.lists(st.integers(1, length), min_size=1, max_size=20))
+    for u in {warmup, begin, length, *drawn} - {0}:
+        # Where it is long, an update moves it little: 1 / warmup at most on the way up, and a root at its begin.
+        most = 1 / warmup if 0 < u <= warmup else 0.01 if u > begin or warmup == 0 else max(0.01, 3 / (warmup + 1))
+        one, other = factors(schedule, [u, u + 1])
+        assert abs(one - other) <= most + 0.01, (u, one, other)
+
+
+@given(
+    stages=st.lists(st.tuples(st.sampled_from(["linear", "cosine"]), st.integers(1, 9), st.floats(0, 1)), min_size=1)
+)
+def test_each_stage_ends_where_the_next_one_begins(stages: list[tuple[str, int, float]]) -> None:
+    schedule = Schedule(shape="stages", stages=tuple(f"{shape}:{updates}:{to!r}" for shape, updates, to in stages))
+    ends, at, level = [], 0, 0.0
+    for shape, updates, to in stages:
+        between = factors(schedule, list(range(at + 1, at + updates + 1)))
+        assert all(min(level, to) - 1e-12 <= value <= max(level, to) + 1e-12 for value in between)
+        if shape == "linear":
+            assert between == pytest.approx([level + (to - level) * n / updates for n in range(1, updates + 1)])
+        at, level = at + updates, to
+        ends.append((at, to))
+    assert factors(schedule, [u for u, _ in ends]) == pytest.approx([to for _, to in ends], abs=1e-12)
+    assert factors(schedule, [at + 1, at + 10**9]) == [level, level]
 
 
 @given(schedule=schedules(), position=st.integers(0, 2**53 - 1), peak=st.floats(1e-6, 10), micro=st.integers(1, 3))

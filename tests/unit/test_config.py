@@ -111,6 +111,13 @@ OTHER: dict[str, tuple[Any, Any]] = {
     "schedule.warmup": (0, 0),
     "schedule.length": (123, 123),
     "schedule.floor": (0, 0.0),
+    "schedule.start": (0.1, 0.1),
+    "schedule.exponent": (2, 2.0),
+    "schedule.cycles": (2, 2),
+    "schedule.tail": (0.2, 0.2),
+    "schedule.tail_shape": ("sqrt", "sqrt"),
+    "schedule.end": (0, 0.0),
+    "schedule.stages": (["linear:10:1", "constant:90"], ("linear:10:1", "constant:90")),
     "schedule.counts": ("applied", "applied"),
     "precision.compute": ("bf16", "bf16"),
     "scale.dynamic": (True, True),
@@ -158,7 +165,11 @@ BELOW: dict[str, Any] = {  # what a key needs beside it
     "data.train_on": {"data": {"template": "chatml"}},
     "init.take": {"init": {"path": "runs/old"}},
     "init.names": {"init": {"path": "runs/old"}},
+    "schedule.tail_shape": {"schedule": {"tail": 0.2}},
+    "schedule.end": {"schedule": {"tail": 0.2}},
+    "schedule.stages": {"schedule": {"shape": "stages", "stages": ["cosine:5:0.5"]}},
 }
+NEEDED = {"data.sources.NAME.path", "schedule.stages"}  # there is no default that could stand where these are asked for
 ONE_CHOICE = {"optim.rule", "eval.weights"}  # no other value that could stand alone
 
 
@@ -202,7 +213,7 @@ def test_every_key_says_the_same_in_every_form(path: str, tmp_path: Path) -> Non
     for layer in (toml, json_, yaml_, f"{path}={spoken(written)}"):
         assert load_config(below, layer) == by_hand, layer
     assert load_config(msgspec.to_builtins(by_hand)) == by_hand
-    if path != "data.sources.NAME.path":  # a source has no default place
+    if path not in NEEDED:
         assert load_config(below, nested(path, written), f"~{path}") == load_config(below)
 
 

@@ -79,8 +79,12 @@ RANGE = "{} must be {}; give one in range"
         ("schedule.warmup=-1", RANGE.format("schedule.warmup=-1", ">= 0")),
         ("schedule.length=0", RANGE.format("schedule.length=0", ">= 1")),
         ("schedule.floor=1.1", RANGE.format("schedule.floor=1.1", ">= 0 and <= 1")),
-        ("schedule.shape=cos", "schedule.shape=cos must be one of constant, linear, cosine; change the value"),
-        ("schedule.counts=updates", "schedule.counts=updates must be one of step, applied; change the value"),
+        (
+            "schedule.shape=cos",
+            "schedule.shape=cos must be one of constant, linear, cosine, half_cosine, polynomial, "
+            "inverse_sqrt, power, exponential, wsd, range, stages; change the value",
+        ),
+        ("schedule.counts=updates", "schedule.counts=updates must be one of step, applied, tokens; change the value"),
         ("precision.compute=float17", "precision.compute=float17 must be one of fp32, bf16, fp16; change the value"),
         ("compile=yes", "compile=yes must be one of auto, on, off; change the value"),
         ("load=newest", "load=newest must be one of latest, older or a whole number; change the value"),

@@ -88,15 +88,15 @@ def test_the_base_rate_never_compounds() -> None:
     slot = schedule.init(Optim(lr=1e-3, decay=0.1))
     first = slot
     for _ in range(10):
-        slot = schedule.update(slot, FX, accept=torch.tensor(True))
+        slot = schedule.update(slot, FX, accept=torch.tensor(True), targets=torch.tensor(5))
     assert slot["lr"].item() == first["lr"].item() == 1e-3
     assert slot["decay"].item() == 0.1
     assert slot["lr"].dtype == slot["decay"].dtype == torch.float64
     assert slot["position"].item() == 10
-    places = memory(first, schedule.update(first, FX, accept=torch.tensor(False)))
+    places = memory(first, schedule.update(first, FX, accept=torch.tensor(False), targets=torch.tensor(5)))
     assert len(set(places)) == len(places)
 
 
 def test_positions_beyond_fp32_and_int32_are_exact() -> None:
     slot = {**schedule.init(Optim()), "position": torch.tensor(2**53)}
-    assert schedule.update(slot, FX, accept=torch.tensor(True))["position"].item() == 2**53 + 1
+    assert schedule.update(slot, FX, accept=torch.tensor(True), targets=torch.tensor(5))["position"].item() == 2**53 + 1
