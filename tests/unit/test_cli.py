@@ -134,18 +134,17 @@ ERRORS = {
     ("--batch-rows", "3"): "--batch-rows: unknown option, must be a verb, a config file, key=value or ~key; "
     "write batch_rows=VALUE",
     ("-v",): "-v: unknown option, must be a verb, a config file, key=value or ~key; write v=VALUE",
-    (
-        "trian",
-    ): "'trian' must be a verb (train, eval, sample, prepare, inspect, convert, plot, plot schedule) first, a config file, key=value or ~key; "
+    ("trian",): "'trian' must be a verb (train, eval, sample, prepare, inspect, convert, plot, "
+    "plot schedule) first, a config file, key=value or ~key; "
     "did you mean `train`?",
     (
         "steps=3",
         "eval",
-    ): "'eval' must be a verb (train, eval, sample, prepare, inspect, convert, plot, plot schedule) first, a config file, key=value "
+    ): "'eval' must be a verb (train, eval, sample, prepare, inspect, convert, plot, "
+    "plot schedule) first, a config file, key=value "
     "or ~key; did you mean `eval`?",
-    (
-        "notes.txt",
-    ): "'notes.txt' must be a verb (train, eval, sample, prepare, inspect, convert, plot, plot schedule) first, a config file, key=value "
+    ("notes.txt",): "'notes.txt' must be a verb (train, eval, sample, prepare, inspect, convert, plot, "
+    "plot schedule) first, a config file, key=value "
     "or ~key; a config file ends in .toml, .yaml, .yml, .json",
     ("absent.toml",): "absent.toml: No such file or directory, must be a readable config file; give the path of one",
     ("show=maybe",): "show=maybe must be true or false; change the value",
