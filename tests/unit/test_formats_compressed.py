@@ -28,7 +28,13 @@ def zst(data: bytes, **options: bool) -> bytes:
     return zstandard.ZstdCompressor(**options).compress(data)  # type: ignore[no-any-return]
 
 
-PACK = {"gz": gzip.compress, "zst": zst}
+def gz(data: bytes) -> bytes:
+    return gzip.compress(
+        data, mtime=0
+    )  # the time would be in the names of tests, which every process has to give alike
+
+
+PACK = {"gz": gz, "zst": zst}
 
 
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
@@ -85,16 +91,16 @@ def test_a_flipped_bit_is_seen_wherever_the_format_can_see_it(tmp_path: Path) ->
                 RuntimeError, match=rf"^{path}: (gzip|Zstandard) is (damaged \(.*\)|cut short); {FETCH}$"
             ):
                 read(path, errors="skip")
-    damaged = gzip.compress(GOOD)[:-8] + b"\1" + gzip.compress(GOOD)[-7:]
+    damaged = gz(GOOD)[:-8] + b"\1" + gz(GOOD)[-7:]
     crc = f"CRC check failed {hex(int.from_bytes(damaged[-8:-4], 'little'))} != "
-    crc += hex(int.from_bytes(gzip.compress(GOOD)[-8:-4], "little"))
+    crc += hex(int.from_bytes(gz(GOOD)[-8:-4], "little"))
     refused(put(tmp_path / "x.jsonl.gz", damaged), f"@: gzip is damaged ({crc}); {FETCH}")
 
 
 def test_what_follows_the_last_member_is_padding_or_an_error(tmp_path: Path) -> None:
-    assert texts(put(tmp_path / "x.jsonl.gz", gzip.compress(GOOD) + b"\0" * 513)) == [b"a"]
+    assert texts(put(tmp_path / "x.jsonl.gz", gz(GOOD) + b"\0" * 513)) == [b"a"]
     refused(
-        put(tmp_path / "y.jsonl.gz", gzip.compress(GOOD) + b"junk"),
+        put(tmp_path / "y.jsonl.gz", gz(GOOD) + b"junk"),
         f"@: gzip is damaged (Not a gzipped file (b'ju')); {FETCH}",
     )
     wrong = "zstd decompressor error: Unknown frame descriptor"
@@ -105,13 +111,13 @@ def test_what_follows_the_last_member_is_padding_or_an_error(tmp_path: Path) -> 
     ("x.jsonl.gz", GOOD, "begins with 7b 22 74 65, must be gzip; drop .gz from its name if it is plain"),
     ("x.txt.zst", b"text", "begins with 74 65 78 74, must be Zstandard; drop .zst from its name if it is plain"),
     ("x.gz", zst(GOOD), "begins with 28 b5 2f fd, must be gzip; end its name in .zst"),
-    ("x.zst", gzip.compress(GOOD), "begins with 1f 8b 08 00, must be Zstandard; end its name in .gz"),
-    ("x.jsonl", gzip.compress(GOOD), "begins as gzip does, must be plain; name it @.gz"),
-    ("x.txt", gzip.compress(GOOD), "begins as gzip does, must be plain; name it @.gz"),
+    ("x.zst", gz(GOOD), "begins with 1f 8b 08 00, must be Zstandard; end its name in .gz"),
+    ("x.jsonl", gz(GOOD), "begins as gzip does, must be plain; name it @.gz"),
+    ("x.txt", gz(GOOD), "begins as gzip does, must be plain; name it @.gz"),
     ("x.ndjson", zst(GOOD), "begins as Zstandard does, must be plain; name it @.zst"),
     ("x.jsonl", b"PK\3\4 and more", "begins as zip does, must be plain; unpack it"),
     ("x.txt", b"\xfd7zXZ\0", "begins as xz does, must be plain; unpack it"),
-    ("x.parquet.gz", gzip.compress(GOOD), "parquet within .gz, must be unpacked; unpack it"),
+    ("x.parquet.gz", gz(GOOD), "parquet within .gz, must be unpacked; unpack it"),
     ("x.npy.zst", zst(GOOD), "npy within .zst, must be unpacked; unpack it"),
 ])  # fmt: skip
 def test_a_name_that_does_not_fit_is_named_with_the_likely_cause(
