@@ -86,7 +86,9 @@ def factor(update_number: Int[Tensor, "..."], schedule: Schedule) -> Float[Tenso
     if not schedule.warmup:
         return after
     top = (1 + schedule.floor) / 2 if schedule.shape == "half_cosine" else 1.0
-    return torch.where(u <= schedule.warmup, schedule.start + (top - schedule.start) * u / schedule.warmup, after)
+    rising = schedule.start + (top - schedule.start) * u / schedule.warmup
+    # The last one is the top itself, whatever the sum is rounded to.
+    return torch.where(u < schedule.warmup, rising, torch.where(u <= schedule.warmup, top, after))
 
 
 def _shaped(u: Tensor, schedule: Schedule) -> Tensor:
