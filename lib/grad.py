@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import torch
@@ -31,7 +31,11 @@ class Summed(NamedTuple):
 
 
 def accumulate(
-    loss: Callable[[Tree, Tree, int], tuple[Tensor, Tensor | float]], params: Tree, parts: list[Tree], scale: Tensor
+    loss: Callable[[Tree, Tree, int], tuple[Tensor, Tensor | float]],
+    params: Tree,
+    parts: list[Tree],
+    scale: Tensor,
+    frozen: Collection[str] = (),
 ) -> Summed:
     """Add up the gradients of each micro-batch.
 
@@ -40,16 +44,21 @@ def accumulate(
         params: fp32 master weights.
         parts: micro-batches.
         scale: loss scale.
+        frozen: paths of parameters that are not trained; their gradients are zero, and nothing is computed for them.
     """
     flat, rebuild = flatten(params)
+    trained = [path not in frozen for path in leaves(params)]
     summed: Summed | None = None
     for number, part in enumerate(parts):
-        variables = [leaf.detach().requires_grad_() for leaf in flat]
+        variables = [leaf.detach().requires_grad_(wanted) for leaf, wanted in zip(flat, trained, strict=True)]
         with torch.enable_grad():
             total, count = loss(rebuild(variables), part, number)
             # a parameter this micro-batch does not use has gradient zero, so the state has the same leaves at every step
-            found = torch.autograd.grad(total.to(torch.float32) * scale, variables, materialize_grads=True)
-        grads = rebuild([g.to(torch.float32) for g in found])
+            wanted = [leaf for leaf in variables if leaf.requires_grad]
+            found = iter(torch.autograd.grad(total.to(torch.float32) * scale, wanted, materialize_grads=True))
+        grads = rebuild(
+            [(next(found) if leaf.requires_grad else torch.zeros_like(leaf)).to(torch.float32) for leaf in variables]
+        )
         part_sum = Summed(grads, total.detach().to(torch.float32), torch.as_tensor(count).detach())
         summed = part_sum if summed is None else _add(summed, part_sum)
     if summed is None:
@@ -75,7 +84,7 @@ def global_norm(tree: Tree) -> Float[Tensor, ""]:
     return torch.stack([leaf.square().sum() for leaf in leaves(tree).values()]).sum().sqrt()
 
 
-def clip_factor(norm: Float[Tensor, ""], limit: float | None) -> Float[Tensor, ""]:
+def clip_factor(norm: Float[Tensor, ""], limit: float | Tensor | None) -> Float[Tensor, ""]:
     """Factor that brings a gradient of norm `norm` to at most `limit`: min(1, limit / (norm + 1e-6)); none = 1.
 
     Source: Pascanu et al. 2013, algorithm 1, arXiv:1211.5063; the 1e-6 is torch's.

@@ -20,8 +20,7 @@ from lib import grad, metrics
 from lib.model.form import check_form
 from lib.model.loss import language_loss
 from lib.module import as_function
-from lib.optim import Rule, rule_of
-from lib.optim.decay import decay_tree
+from lib.optim import Now, Rule, frozen, rule_of
 from lib.random import fold, purpose
 from lib.recipe import Recipe
 from lib.scalars import together
@@ -34,7 +33,7 @@ Step = Callable[[TensorDict, TensorDict], tuple[TensorDict, TensorDict]]
 Loss = Callable[[Any, Any, Tensor | None], tuple[Tensor, Tensor | float]]
 """(parameters or module, micro-batch, key) -> (sum of the targets' losses, number of targets). The key is none in evaluation."""
 
-_STEP = purpose("step")
+_STEP, _OPTIM = purpose("step"), purpose("optim")
 _DTYPES = (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16))
 
 
@@ -55,7 +54,7 @@ def train_step(state: TensorDict, batch: TensorDict) -> tuple[TensorDict, Tensor
     recipe: Recipe = state["recipe"]
     loss = language_loss(recipe)
     check_form(plain(batch))
-    return _advance(state, batch, loss, rule_of(recipe.optim))
+    return _advance(state, batch, loss, rule_of(recipe))
 
 
 def make_train_step(loss: Loss, module: nn.Module | None = None, *, rule: Rule | None = None) -> Step:
@@ -77,7 +76,7 @@ def make_train_step(loss: Loss, module: nn.Module | None = None, *, rule: Rule |
     called = as_function(loss, module)
 
     def step(state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
-        return _advance(state, batch, _numbered(called), rule or rule_of(state["recipe"].optim))
+        return _advance(state, batch, _numbered(called), rule or rule_of(state["recipe"]))
 
     return step
 
@@ -108,6 +107,7 @@ def _advance(state: TensorDict, batch: TensorDict, loss: grad.MicroLoss, rule: R
         old["params"],
         grad.micro_batches(data),
         old["scale"]["scale"],
+        frozen(recipe, old["params"]),
     )
 
     # 2, 3. Divide once, by all the targets of the update. No targets: the sums are zero, and so is the quotient.
@@ -130,8 +130,8 @@ def _advance(state: TensorDict, batch: TensorDict, loss: grad.MicroLoss, rule: R
     lr = old["scheduler"]["lr"] * schedule.factor(
         schedule.number(old["scheduler"], recipe.schedule, summed.targets), recipe.schedule
     )
-    decays = decay_tree(old["params"], recipe, old["scheduler"]["decay"])
-    params, optimizer = rule.update(grads, old["optimizer"], old["params"], lr, decays)
+    now = Now(lr, old["scheduler"]["decay"], fold(draws, _OPTIM))
+    _, params, optimizer = rule.update(grads, old["params"], old["optimizer"], now)
     proposed = {"params": params, "optimizer": optimizer}
     if "average" in old and recipe.optim.average is not None:
         proposed["average"] = average.update(old["average"], params, recipe.optim.average)

@@ -8,6 +8,7 @@ dots, as in `blocks.attention.wq`. Non-tensor leaves (the recipe) are no part of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ __all__ = [
     "flatten",
     "from_leaves",
     "leaves",
+    "matching",
     "plain",
     "select",
     "tensordict",
@@ -105,6 +107,15 @@ def tree_map_named(f: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     for other in rest:
         assert_same(tree, other)
     return _map(f, paths, (tree, *rest))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def matching(patterns: tuple[str, ...], paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the paths that match one of the patterns (`*`, `?`, `[abc]`).
+
+    Paths are known when a step is traced; how `fnmatch` makes a regular expression of a pattern cannot be traced.
+    """
+    return tuple(path for path in paths if any(fnmatchcase(path, pattern) for pattern in patterns))
 
 
 def select(accept: Tensor, new: Tree, old: Tree) -> Tree:

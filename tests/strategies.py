@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lib.config import Batch, Guard, Model, Optim, Precision, Recipe, Scale, Schedule
-from lib.optim import Rule
+from lib.optim import Now, Rule
 from lib.step import Step, make_train_step
 from lib.tree import Tree, from_leaves, leaves, tensordict, tree_map
 
@@ -68,7 +68,7 @@ def largest_gap(a: Any, b: Any) -> float:
 def rebuilt(state: TensorDict) -> TensorDict:
     """The same state made anew from nothing but its bytes, as another process would have it."""
     named = {p: torch.frombuffer(bytearray(data), dtype=d).reshape(s) for p, (d, s, data) in bits(state).items()}
-    fresh = tensordict(from_leaves(named))
+    fresh = tensordict({"optimizer": {}, **from_leaves(named)})  # a rule without memory has a slot without leaves
     recipe = msgspec.json.decode(msgspec.json.encode(state["recipe"]), type=Recipe)
     fresh.set_non_tensor("recipe", recipe)
     return fresh
@@ -200,9 +200,15 @@ def gradients(*parts: Mapping[str, Any], counts: tuple[int, ...] | None = None) 
 
 PLAIN = make_train_step(given_gradients)
 
+
+def now(lr: float, decay: float = 0.0, key: int = 7) -> Now:
+    """What a rule is told of an update."""
+    return Now(torch.tensor(lr, dtype=torch.float64), torch.tensor(decay, dtype=torch.float64), torch.tensor(key))
+
+
 SEEN = Rule(
     init=lambda params: {"grads": tree_map(torch.zeros_like, params)},
-    update=lambda grads, slot, params, lr, decays: (tree_map(torch.clone, params), {"grads": grads}),
+    update=lambda grads, params, slot, now: (grads, tree_map(torch.clone, params), {"grads": grads}),
 )
 """A rule that changes no parameter and keeps the gradient it was given: averaged and clipped."""
 
@@ -221,7 +227,7 @@ def gradient_of(step: Callable[..., Any], state: TensorDict, batch: TensorDict) 
     assert state["recipe"].optim.beta1 == 0
     assert state["recipe"].optim.clip is None
     new, _ = step(state, batch)
-    tree: Tree = from_leaves(leaves(new["optimizer", "first"]))
+    tree: Tree = from_leaves(leaves(new["optimizer", "adam", "first"]))
     return tree
 
 

@@ -15,7 +15,8 @@ PROOFS = {
     "02_train_lm": "stopped, saved, loaded and gone on equals never stopped, bit for bit: True",
     "03_your_own_loss": "the module itself was never touched: True",
     "04_kill_and_resume": "killed twice and resumed equals never killed, 48 leaves bit for bit: True",
-    "05_save_while_training": "plain Zarr reads it, and damage is never a value: True",
+    "05_your_own_optimizer": "loaded halfway and gone on equals never stopped, bit for bit: True",
+    "06_save_while_training": "plain Zarr reads it, and damage is never a value: True",
 }
 
 

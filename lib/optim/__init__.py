@@ -1,14 +1,50 @@
-"""Update rules: a pair of pure functions, `init(params) -> slot` and `update(...) -> (params, slot)`."""
+"""Training rules as pairs of pure functions, `init(params) -> slot` and `update(...)`, and the parts they are chained of.
+
+rule = chain(clip_value(1.0), decay("*.w*"), scale_by_adam(), descend())
+rule = partition({"tables": ("embed.*", scaled(sgd(), lr=10))}, rest=adamw())
+step = make_train_step(loss, rule=rule)
+"""
 
 from __future__ import annotations
 
-from lib.optim.adamw import adamw
-from lib.optim.rule import Rule
-from lib.recipe import Optim
+from lib.optim.adafactor import adafactor, scale_by_adafactor
+from lib.optim.adam import adam, adamw, scale_by_adam
+from lib.optim.combine import chain, freeze, hyper, identity, mask, partition, scaled
+from lib.optim.decay import decay, l2
+from lib.optim.lion import lion, scale_by_lion
+from lib.optim.muon import muon, orthogonalize
+from lib.optim.named import frozen, rule_of
+from lib.optim.parts import clip_norm, clip_value, descend, momentum, sign
+from lib.optim.rule import Now, Rule
+from lib.optim.sgd import sgd
 
-__all__ = ["Rule", "adamw", "rule_of"]
-
-
-def rule_of(optim: Optim) -> Rule:
-    """The rule a recipe names."""
-    return {"adamw": adamw}[optim.rule](beta1=optim.beta1, beta2=optim.beta2, eps=optim.eps)
+__all__ = [
+    "Now",
+    "Rule",
+    "adafactor",
+    "adam",
+    "adamw",
+    "chain",
+    "clip_norm",
+    "clip_value",
+    "decay",
+    "descend",
+    "freeze",
+    "frozen",
+    "hyper",
+    "identity",
+    "l2",
+    "lion",
+    "mask",
+    "momentum",
+    "muon",
+    "orthogonalize",
+    "partition",
+    "rule_of",
+    "scale_by_adafactor",
+    "scale_by_adam",
+    "scale_by_lion",
+    "scaled",
+    "sgd",
+    "sign",
+]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lib.module import trainable
 from lib.optim import Rule, rule_of
-from lib.optim.decay import decayed
+from lib.optim.named import check_patterns
 from lib.recipe import Recipe
 from lib.state import average, cursor, key, params, scale, schedule, window
 from lib.tree import Tree, assert_same, from_leaves, plain, tensordict, tree_map
@@ -66,7 +66,7 @@ def beginning_at(state: TensorDict, weights: Tree) -> TensorDict:
     recipe, begun = state["recipe"], state.clone(recurse=False)
     assert_same(plain(state["params"]), weights, where="params")
     begun["params"] = tensordict(weights)
-    begun["optimizer"] = tensordict(rule_of(recipe.optim).init(weights))
+    begun["optimizer"] = tensordict(rule_of(recipe).init(weights))
     if recipe.optim.average is not None:
         begun["average"] = tensordict(average.init(weights))
     return begun
@@ -94,11 +94,16 @@ def _slots(recipe: Recipe, seed: int, given: Any, at: Any, rule: Rule | None, de
         )
     root = key.init(seed)
     weights = _copied(given) if own else params.init(recipe.model, root, device=device)  # type: ignore[arg-type]
-    decayed(weights, recipe if not own else _own(recipe))  # patterns that match nothing are found here
+    used = _own(recipe) if own else recipe
+    check_patterns(used, weights)
+    if rule is not None and recipe.optim.groups:
+        raise ValueError(
+            f"optim.groups={list(recipe.optim.groups)} must not go with a rule of your own; use lib.optim.scaled and partition"
+        )
     tree: Tree = {
         "step": torch.zeros((), dtype=torch.int64),
         "params": weights,
-        "optimizer": (rule or rule_of(recipe.optim)).init(weights),
+        "optimizer": (rule or rule_of(used)).init(weights),
         "scheduler": schedule.init(recipe.optim),
         "cursor": cursor.init(at, own=own, sources=[source.name for source in recipe.data.sources]),
         "scale": scale.init(recipe),

@@ -98,12 +98,17 @@ OTHER: dict[str, tuple[Any, Any]] = {
     "data.processes": (3, 3),
     "data.workers": (2, 2),
     "data.ahead": (0, 0),
-    "optim.rule": ("adamw", "adamw"),
+    "optim.rule": ("lion", "lion"),
     "optim.lr": (1e-4, 1e-4),
     "optim.decay": (0, 0.0),
     "optim.beta1": (0.0, 0.0),
     "optim.beta2": (0.999, 0.999),
     "optim.eps": (1e-15, 1e-15),
+    "optim.momentum": (0.8, 0.8),
+    "optim.nesterov": (False, False),
+    "optim.moments": ("bf16", "bf16"),
+    "optim.matrices": (["blocks.ffn.up"], ("blocks.ffn.up",)),
+    "optim.groups": (["embed.*:lr=0.1", "norm:freeze"], ("embed.*:lr=0.1", "norm:freeze")),
     "optim.clip": (None, None),
     "optim.no_decay": (["*.norm", "embed.*"], ("*.norm", "embed.*")),
     "optim.average": (0.999, 0.999),
@@ -165,12 +170,15 @@ BELOW: dict[str, Any] = {  # what a key needs beside it
     "data.train_on": {"data": {"template": "chatml"}},
     "init.take": {"init": {"path": "runs/old"}},
     "init.names": {"init": {"path": "runs/old"}},
+    "optim.momentum": {"optim": {"rule": "muon"}},
+    "optim.nesterov": {"optim": {"rule": "muon"}},
+    "optim.matrices": {"optim": {"rule": "muon"}},
     "schedule.tail_shape": {"schedule": {"tail": 0.2}},
     "schedule.end": {"schedule": {"tail": 0.2}},
     "schedule.stages": {"schedule": {"shape": "stages", "stages": ["cosine:5:0.5"]}},
 }
 NEEDED = {"data.sources.NAME.path", "schedule.stages"}  # there is no default that could stand where these are asked for
-ONE_CHOICE = {"optim.rule", "eval.weights"}  # no other value that could stand alone
+ONE_CHOICE = {"eval.weights"}  # no other value that could stand alone
 
 
 def nested(path: str, value: Any) -> dict[str, Any]:

@@ -75,7 +75,7 @@ RANGE = "{} must be {}; give one in range"
         ("optim.clip=nan", "optim.clip=nan must be a number or none; change the value"),
         ("optim.clip=inf", "optim.clip=inf must be a number or none; change the value"),
         ("optim.lr=1e999", "optim.lr=inf must be a finite number; give one"),
-        ("optim.rule=adam", "optim.rule=adam must be one of adamw; change the value"),
+        ("optim.rule=adam", "optim.rule=adam must be one of adamw, sgd, lion, adafactor, muon; change the value"),
         ("schedule.warmup=-1", RANGE.format("schedule.warmup=-1", ">= 0")),
         ("schedule.length=0", RANGE.format("schedule.length=0", ">= 1")),
         ("schedule.floor=1.1", RANGE.format("schedule.floor=1.1", ">= 0 and <= 1")),

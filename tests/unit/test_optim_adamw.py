@@ -9,11 +9,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lib.config import Optim
+from lib.config import Optim, Recipe
 from lib.optim import adamw, rule_of
 from lib.state import init_state
 from lib.tree import leaves
-from tests.strategies import PLAIN, changed, form, gradients, memory, own, rebuilt, run
+from tests.strategies import PLAIN, changed, form, gradients, memory, now, own, rebuilt, run
 
 WAVE = [gradients({"w": math.sin(k + 1)}) for k in range(6)]
 
@@ -31,7 +31,7 @@ def test_the_worked_example(decay: float, wanted: float) -> None:
     settings: dict[str, Any] = {"decay": decay, "no_decay": ()}
     state, _ = run(PLAIN, one(**settings), WAVE)
     assert weight(state) == pytest.approx(wanted, abs=3e-7)
-    assert state["optimizer", "count"].item() == 6
+    assert state["optimizer", "adam", "count"].item() == 6
 
 
 @pytest.mark.parametrize(("decay", "moments", "count"), [(0.0, 1.0052079, 0.6998142), (0.1, 0.9550441, 0.6534904)])
@@ -40,9 +40,9 @@ def test_a_run_resumed_halfway_needs_the_moments_and_the_count(decay: float, mom
     half, _ = run(PLAIN, one(decay=decay, no_decay=()), WAVE[:3])
     resumed, _ = run(PLAIN, rebuilt(half), WAVE[3:])
     assert weight(resumed) == weight(state)
-    lost = changed(half, optimizer__first__w=0.0, optimizer__second__w=0.0, optimizer__count=0)
+    lost = changed(half, optimizer__adam__first__w=0.0, optimizer__adam__second__w=0.0, optimizer__adam__count=0)
     assert weight(run(PLAIN, lost, WAVE[3:])[0]) == pytest.approx(moments, abs=3e-7)
-    restarted = changed(half, optimizer__count=0)
+    restarted = changed(half, optimizer__adam__count=0)
     assert weight(run(PLAIN, restarted, WAVE[3:])[0]) == pytest.approx(count, abs=3e-7)
 
 
@@ -57,7 +57,7 @@ def test_an_unused_parameter_decays_and_its_moments_stay_zero() -> None:
     before = form(state)
     state, _ = run(PLAIN, state, [gradients({"w": 1.0, "idle": torch.zeros(2, 2)})] * 3)
     assert state["params", "idle"].flatten().tolist() == pytest.approx([0.99**3] * 4, rel=1e-6)
-    assert state["optimizer", "second", "idle"].abs().max().item() == 0.0
+    assert state["optimizer", "adam", "second", "idle"].abs().max().item() == 0.0
     assert form(state) == before
 
 
@@ -65,18 +65,16 @@ def test_a_small_update_is_not_lost_in_low_precision() -> None:
     # 1.0 - 1000 * 1e-3, where bf16 stays at 1.0; beta 0 makes Adam's step lr * sign(g)
     rule = adamw(beta1=0.0, beta2=0.0)
     params, slot = {"w": torch.tensor(1.0)}, rule.init({"w": torch.tensor(1.0)})
-    lr, none, one_ = torch.tensor(1e-3, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64), torch.tensor(1.0)
     for _ in range(1000):
-        params, slot = rule.update({"w": one_}, slot, params, lr, {"w": none})
+        _, params, slot = rule.update({"w": torch.tensor(1.0)}, params, slot, now(1e-3))
     assert params["w"].item() == pytest.approx(0.0, abs=1e-4)
 
 
 def test_a_small_decay_is_not_lost_in_low_precision() -> None:
     rule = adamw()
     params, slot = {"w": torch.tensor(1.0)}, rule.init({"w": torch.tensor(1.0)})
-    lr, decay, zero = torch.tensor(1e-3, dtype=torch.float64), torch.tensor(0.1, dtype=torch.float64), torch.tensor(0.0)
     for _ in range(1000):
-        params, slot = rule.update({"w": zero}, slot, params, lr, {"w": decay})
+        _, params, slot = rule.update({"w": torch.tensor(0.0)}, params, slot, now(1e-3, 0.1))
     assert params["w"].item() == pytest.approx(0.904833, abs=1e-4)
 
 
@@ -89,25 +87,25 @@ def test_the_first_step_is_the_learning_rate_whatever_the_gradients_size() -> No
 def test_bias_is_corrected_to_the_last_bit_in_a_long_run() -> None:
     # beta2^t of a count in fp32 or int32 would be wrong long before
     rule = adamw(beta2=1 - 2.0**-20)
-    slot = {"count": torch.tensor(2**31), "first": {"w": torch.tensor(1.0)}, "second": {"w": torch.tensor(1.0)}}
-    lr, none = torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)
-    params, new = rule.update({"w": torch.tensor(1.0)}, slot, {"w": torch.tensor(0.0)}, lr, {"w": none})
-    assert new["count"].item() == 2**31 + 1
+    moments = {"count": torch.tensor(2**31), "first": {"w": torch.tensor(1.0)}, "second": {"w": torch.tensor(1.0)}}
+    _, params, new = rule.update({"w": torch.tensor(1.0)}, {"w": torch.tensor(0.0)}, {"adam": moments}, now(1.0))
+    assert new["adam"]["count"].item() == 2**31 + 1
     assert params["w"].item() == pytest.approx(-1.0, abs=1e-6)
 
 
 def test_the_slot_is_named_as_the_parameters_are() -> None:
     params = {"b": {"c": torch.ones(2, 3)}, "a": torch.ones(4)}
     slot = adamw().init(params)
-    assert list(leaves(slot)) == ["count", "first.a", "first.b.c", "second.a", "second.b.c"]
-    assert slot["first"]["b"]["c"].shape == (2, 3)
+    assert list(leaves(slot)) == [
+        f"adam.{name}" for name in ("count", "first.a", "first.b.c", "second.a", "second.b.c")
+    ]
+    assert slot["adam"]["first"]["b"]["c"].shape == (2, 3)
     assert not set(memory(slot)) & set(memory(params))
 
 
 def test_the_rule_of_a_recipe_has_the_recipes_constants() -> None:
-    zero, one_ = torch.tensor(0.0, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
-    rule = rule_of(Optim(beta1=0.5, beta2=0.25, eps=1.0))
+    rule = rule_of(Recipe(optim=Optim(beta1=0.5, beta2=0.25, eps=1.0)))
     params = {"w": torch.tensor(0.0)}
-    params, slot = rule.update({"w": torch.tensor(2.0)}, rule.init(params), params, one_, {"w": zero})
-    assert (slot["first"]["w"].item(), slot["second"]["w"].item()) == (1.0, 3.0)
+    _, params, slot = rule.update({"w": torch.tensor(2.0)}, params, rule.init(params), now(1.0))
+    assert (slot["adam"]["first"]["w"].item(), slot["adam"]["second"]["w"].item()) == (1.0, 3.0)
     assert params["w"].item() == pytest.approx(-2 / (2 + 1))

@@ -52,7 +52,7 @@ def test_every_leaf_has_the_dtype_of_its_slot() -> None:
     assert state["recipe"] is FULL
     for path, leaf in leaves(state).items():
         slot = path.split(".", maxsplit=1)[0]
-        if slot in ("params", "average") or path.startswith(("optimizer.first", "optimizer.second")):
+        if slot in ("params", "average") or path.startswith(("optimizer.adam.first", "optimizer.adam.second")):
             assert leaf.dtype == torch.float32, path
         elif slot in ("step", "cursor", "key") or path.endswith((".count", ".position", ".good", ".bad", ".skipped")):
             assert (leaf.dtype, leaf.shape) == (torch.int64, ()), path
@@ -156,7 +156,11 @@ def test_a_state_of_ones_own_parameters_has_no_language_model() -> None:
 def test_a_rule_made_by_hand_brings_its_own_slot() -> None:
     params = {"w": torch.ones(3)}
     assert list(leaves(init_state(own(), params=params, rule=SEEN)["optimizer"])) == ["grads.w"]
-    assert sorted(init_state(own(), params=params, rule=adamw())["optimizer"].keys()) == ["count", "first", "second"]
+    assert sorted(init_state(own(), params=params, rule=adamw())["optimizer", "adam"].keys()) == [
+        "count",
+        "first",
+        "second",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lib.config import Guard, Model, Optim, Precision, Scale
 from lib.metrics import merge
-from lib.optim import Rule, adamw
+from lib.optim import Now, Rule, adamw
 from lib.random import keep_mask
 from lib.state import init_state
 from lib.step import eval_step, make_eval_step, make_train_step, train_step
@@ -56,7 +56,11 @@ def test_an_update_moves_everything_but_the_key() -> None:
     new, metrics = train_step(state, lm_batch(recipe, number=7))
     assert kept(new, state) == {"key"}
     assert new["recipe"] is recipe
-    assert (new["step"].item(), new["scheduler", "position"].item(), new["optimizer", "count"].item()) == (1, 1, 1)
+    assert (new["step"].item(), new["scheduler", "position"].item(), new["optimizer", "adam", "count"].item()) == (
+        1,
+        1,
+        1,
+    )
     assert new["cursor", "text", "row"].item() == 7 * 4
     assert metrics["step"].item() == 1
     assert all(not torch.equal(leaf, leaves(state["params"])[path]) for path, leaf in leaves(new["params"]).items())
@@ -81,7 +85,7 @@ def test_counters_are_exact_at_any_size(start: int) -> None:
         init_state(own(), params={"w": torch.tensor(1.0)}, cursor={"tokens": torch.tensor(0)}),
         step=start,
         scheduler__position=start,
-        optimizer__count=start,
+        optimizer__adam__count=start,
         scale__skipped=start,
         cursor__tokens=start,
     )
@@ -92,7 +96,7 @@ def test_counters_are_exact_at_any_size(start: int) -> None:
     assert new["cursor", "tokens"].item() == start + 16
     assert new["step"].item() == start + 2
     assert new["scheduler", "position"].item() == start + 2
-    assert new["optimizer", "count"].item() == start + 1
+    assert new["optimizer", "adam", "count"].item() == start + 1
     assert new["scale", "skipped"].item() == start + 1
     assert metrics["step"].item() == start + 1
 
@@ -155,7 +159,7 @@ def test_good_and_bad_updates_in_turn_never_make_two_bad_ones_in_a_row() -> None
         assert (state["step"].item(), state["cursor", "batch"].item()) == (n, n)
         seen.append((state["scale", "bad"].item(), state["scale", "skipped"].item(), state["scale", "scale"].item()))
     assert seen == [(0, 0, 8.0), (1, 1, 4.0), (0, 1, 4.0), (1, 2, 2.0), (0, 2, 2.0)]
-    assert state["optimizer", "count"].item() == 3
+    assert state["optimizer", "adam", "count"].item() == 3
 
 
 @pytest.mark.parametrize("path", ["embed.weight", "blocks.attention.wo", "blocks.ffn.norm", "norm"])
@@ -328,8 +332,9 @@ def test_a_module_with_hidden_state_is_refused_when_the_step_is_made() -> None:
 
 
 def test_a_rule_of_ones_own_is_used() -> None:
-    def descend(grads: Tree, slot: Tree, params: Tree, lr: Tensor, decays: Tree) -> tuple[Tree, Tree]:
-        return tree_map(lambda p, g: (p - lr * g).to(torch.float32), params, grads), {"count": slot["count"] + 1}
+    def descend(grads: Tree, params: Tree, slot: Tree, now: Now) -> tuple[Tree, Tree, Tree]:
+        moved = tree_map(lambda p, g: (p - now.lr * g).to(torch.float32), params, grads)
+        return grads, moved, {"count": slot["count"] + 1}
 
     rule = Rule(init=lambda params: {"count": torch.zeros((), dtype=torch.int64)}, update=descend)
     state = init_state(own(lr=0.5), params={"w": torch.tensor(1.0)}, rule=rule)

@@ -189,7 +189,7 @@ def test_a_new_run_begins_with_the_weights_of_another(source: str, run: Path, tm
     assert {name: bits(leaf) for name, leaf in leaves(state["average"]).items()} == {
         n: bits(p) for n, p in params.items()
     }
-    assert state["step"] == state["optimizer", "count"] == 0
+    assert state["step"] == state["optimizer", "adam", "count"] == 0
     assert run_here(f"run.dir={tmp_path / 'new'}").code == 0  # it goes on without asking where it came from
 
 

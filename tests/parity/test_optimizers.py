@@ -1,0 +1,181 @@
+"""Every rule against torch's own over 50 updates, or against its paper's equations in float64 where torch has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from lib.optim import Rule, adafactor, adam, adamw, chain, l2, lion, muon, sgd
+from lib.optim.muon import orthogonal
+from lib.tree import Tree, from_leaves, leaves
+from tests.strategies import FEW, now
+
+pytestmark = pytest.mark.parity
+
+UPDATES = 50
+SHAPES = st.dictionaries(
+    st.sampled_from("abcd"), st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple), min_size=1
+)
+MATRICES = st.dictionaries(st.sampled_from("abcd"), st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1)
+PEAK = st.floats(1e-4, 1e-1)
+
+
+def drawn(shapes: dict[str, tuple[int, ...]], draw: torch.Generator) -> Tree:
+    return from_leaves({path: torch.randn(shape, generator=draw) for path, shape in sorted(shapes.items())})
+
+
+def against(
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    rule: Rule,
+    shapes: dict[str, tuple[int, ...]],
+    peak: float,
+    weight: float = 0.0,
+) -> tuple[Tree, Tree, dict[str, Tensor], dict[str, Any]]:
+    """Both over 50 updates of a falling rate: our parameters and slot, torch's parameters and state by path."""
+    draw = torch.Generator().manual_seed(0)
+    params = drawn(shapes, draw)
+    twins = {path: nn.Parameter(leaf.clone()) for path, leaf in leaves(params).items()}
+    optimizer, slot = make(list(twins.values())), rule.init(params)
+    for n in range(1, UPDATES + 1):
+        grads, lr = drawn(shapes, draw), peak * (1 - n / (UPDATES + 1))
+        optimizer.param_groups[0]["lr"] = lr
+        for path, twin in twins.items():
+            twin.grad = leaves(grads)[path].clone()
+        optimizer.step()
+        _, params, slot = rule.update(grads, params, slot, now(lr, weight))
+    return params, slot, dict(twins), {path: optimizer.state[twin] for path, twin in twins.items()}
+
+
+def same(ours: Tree, theirs: dict[str, Any], ulps: float) -> None:
+    """Within so many units in the last place of the largest value of a leaf: sums of 50 updates cancel."""
+    for path, leaf in leaves(ours).items():
+        other = theirs[path].detach()
+        unit = torch.finfo(torch.float32).eps * max(1.0, other.abs().max().item())
+        assert (leaf - other).abs().max().item() <= ulps * unit, path
+
+
+@FEW
+@given(
+    shapes=SHAPES,
+    peak=PEAK,
+    weight=st.floats(0, 0.5),
+    betas=st.tuples(st.floats(0, 0.99), st.floats(0.5, 0.999)),
+    eps=st.sampled_from([1e-8, 1e-3]),
+)
+def test_adamw(shapes: Any, peak: float, weight: float, betas: tuple[float, float], eps: float) -> None:
+    ours, slot, theirs, state = against(
+        lambda twins: torch.optim.AdamW(twins, betas=betas, eps=eps, weight_decay=weight, foreach=False),
+        adamw(beta1=betas[0], beta2=betas[1], eps=eps),
+        shapes,
+        peak,
+        weight,
+    )
+    # Torch multiplies by lr before it divides by the root, we after: a unit in the last place each update.
+    same(ours, theirs, UPDATES)
+    for name, there in (("first", "exp_avg"), ("second", "exp_avg_sq")):
+        same(slot["adam"][name], {path: held[there] for path, held in state.items()}, 8)
+
+
+@FEW
+@given(shapes=SHAPES, peak=PEAK)
+def test_adam(shapes: Any, peak: float) -> None:
+    ours, _, theirs, _ = against(lambda twins: torch.optim.Adam(twins, foreach=False), adam(), shapes, peak)
+    same(ours, theirs, UPDATES)
+
+
+@FEW
+@given(
+    shapes=SHAPES, peak=PEAK, beta=st.sampled_from([0.0, 0.5, 0.9]), nesterov=st.booleans(), weight=st.floats(0, 0.5)
+)
+def test_sgd(shapes: Any, peak: float, beta: float, nesterov: bool, weight: float) -> None:
+    nesterov = nesterov and beta > 0
+    ours, _, theirs, _ = against(
+        lambda twins: torch.optim.SGD(twins, momentum=beta, nesterov=nesterov, weight_decay=weight, foreach=False),
+        chain(l2(weight), sgd(beta, nesterov=nesterov)),
+        shapes,
+        peak,
+    )
+    same(ours, theirs, UPDATES)
+
+
+@FEW
+@given(
+    shapes=SHAPES,
+    peak=PEAK,
+    weight=st.floats(0, 0.5),
+    least=st.sampled_from([1e-3, 0.5]),
+    clip=st.sampled_from([1.0, 2.0]),
+)
+def test_adafactor(shapes: Any, peak: float, weight: float, least: float, clip: float) -> None:
+    ours, _, theirs, _ = against(
+        lambda twins: torch.optim.Adafactor(twins, eps=(None, least), d=clip, weight_decay=weight, foreach=False),
+        adafactor(least=least, clip=clip),
+        shapes,
+        peak,
+        weight,
+    )
+    same(ours, theirs, 4 * UPDATES)  # a root, a quotient and two means each update
+
+
+@FEW
+@given(shapes=MATRICES, peak=PEAK, weight=st.floats(0, 0.5), nesterov=st.booleans(), rms=st.booleans())
+def test_muon(shapes: Any, peak: float, weight: float, nesterov: bool, rms: bool) -> None:
+    ours, _, theirs, _ = against(
+        lambda twins: torch.optim.Muon(
+            twins, weight_decay=weight, nesterov=nesterov, adjust_lr_fn="match_rms_adamw" if rms else "original"
+        ),
+        muon(matrices="*", nesterov=nesterov, adjust="rms" if rms else "shape"),
+        shapes,
+        peak,
+        weight,
+    )
+    # Both iterate in bf16 (8 bits), and their sums of products are in other orders: each update may differ by a few units of
+    # bf16, of entries of size 1.2 at most.
+    for path, leaf in leaves(ours).items():
+        factor = 0.2 * max(leaf.shape) ** 0.5 if rms else max(1.0, leaf.shape[0] / leaf.shape[1]) ** 0.5
+        assert (leaf - theirs[path].detach()).abs().max() <= UPDATES * peak * factor * 0.05, path
+
+
+@FEW
+@given(shapes=SHAPES, peak=PEAK, weight=st.floats(0, 0.5), betas=st.tuples(st.floats(0, 0.99), st.floats(0, 0.99)))
+def test_lion_follows_its_paper(shapes: Any, peak: float, weight: float, betas: tuple[float, float]) -> None:
+    rule, draw = lion(beta1=betas[0], beta2=betas[1]), torch.Generator().manual_seed(0)
+    params = drawn(shapes, draw)
+    slot = rule.init(params)
+    exact = {path: leaf.double().numpy().copy() for path, leaf in leaves(params).items()}
+    m = {path: np.zeros_like(value) for path, value in exact.items()}
+    for n in range(1, UPDATES + 1):
+        grads, lr = drawn(shapes, draw), peak * (1 - n / (UPDATES + 1))
+        _, params, slot = rule.update(grads, params, slot, now(lr, weight))
+        for path, leaf in leaves(grads).items():
+            g = leaf.double().numpy()
+            c = betas[0] * m[path] + (1 - betas[0]) * g
+            # Where the sum all but cancels, fp32 may see the other sign.
+            sure = np.abs(c) > 1e-5
+            exact[path] = exact[path] * (1 - lr * weight) - lr * np.sign(c)
+            exact[path] = np.where(sure, exact[path], leaves(params)[path].double().numpy())
+            m[path] = betas[1] * m[path] + (1 - betas[1]) * g
+    same(params, {path: torch.from_numpy(value) for path, value in exact.items()}, UPDATES)
+    same(slot["lion"]["first"], {path: torch.from_numpy(value) for path, value in m.items()}, UPDATES)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (3, 17), (17, 3), (2, 3, 8, 5)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_singular_values_come_near_one_and_singular_vectors_stay(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    found = orthogonal(matrices, dtype=dtype)
+    values = torch.linalg.svdvals(found.double())
+    # The bounds of the published coefficients after five iterations, for singular values that are not all but zero.
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+    u, _, vh = torch.linalg.svd(matrices.double(), full_matrices=False)
+    between = u.mT @ found.double() @ vh.mT
+    off = between - torch.diag_embed(torch.diagonal(between, dim1=-2, dim2=-1))
+    assert off.abs().max() < (0.1 if dtype == torch.bfloat16 else 1e-4)
