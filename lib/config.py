@@ -16,6 +16,7 @@ from lib.recipe import (
     Count,
     DataIdentity,
     Guard,
+    Loss,
     Model,
     Natural,
     Optim,
@@ -43,6 +44,7 @@ __all__ = [
     "Init",
     "Inspect",
     "Log",
+    "Loss",
     "Model",
     "Optim",
     "Precision",
@@ -284,6 +286,7 @@ class Config(Checked, frozen=True):
         schedule: learning-rate schedule.
         precision: dtypes.
         scale: loss scale.
+        loss: what is descended.
         guard: refusal of bad updates.
         checkpoint: when to save.
         eval: held-out evaluation.
@@ -308,6 +311,7 @@ class Config(Checked, frozen=True):
     schedule: Schedule = Schedule()
     precision: Precision = Precision()
     scale: Scale = Scale()
+    loss: Loss = Loss()
     guard: Guard = Guard()
     checkpoint: Checkpoint = Checkpoint()
     eval: Eval = Eval()
@@ -380,6 +384,7 @@ def recipe_of(config: Config, data: DataIdentity = DataIdentity()) -> Recipe:
         schedule=msgspec.structs.replace(shape, length=length, warmup=warmup),
         precision=config.precision,
         scale=config.scale,
+        loss=config.loss,
         guard=config.guard,
         data=data,
     )

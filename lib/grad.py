@@ -18,12 +18,15 @@ __all__ = ["MicroLoss", "Summed", "accumulate", "clip_factor", "global_norm", "m
 torch._dynamo.config.trace_autograd_ops = True
 
 
-MicroLoss = Callable[[Tree, Tree, Tensor | None, int], tuple[Tensor, Tensor | float]]
-"""(parameters, micro-batch, key of this update's draws or none, micro-batch's number) -> (sum of losses, targets)."""
+Found = tuple[Tensor, Tensor | float] | tuple[Tensor, Tensor | float, Tensor]
+"""The sum of losses that is descended, the number of targets, and the sum that is reported where that is another one."""
+
+MicroLoss = Callable[[Tree, Tree, Tensor | None, int], Found]
+"""(parameters, micro-batch, key of this update's draws or none, micro-batch's number) -> what was found."""
 
 
 class Summed(NamedTuple):
-    """Sums over all micro-batches: gradients of `scale * total`, the loss in its unit, and valid targets."""
+    """Sums over all micro-batches: gradients of what is descended times `scale`, the reported loss in its unit, targets."""
 
     grads: Tree
     total: Tensor
@@ -31,7 +34,7 @@ class Summed(NamedTuple):
 
 
 def accumulate(
-    loss: Callable[[Tree, Tree, int], tuple[Tensor, Tensor | float]],
+    loss: Callable[[Tree, Tree, int], Found],
     params: Tree,
     parts: list[Tree],
     scale: Tensor,
@@ -40,7 +43,7 @@ def accumulate(
     """Add up the gradients of each micro-batch.
 
     Args:
-        loss: (parameters, micro-batch, its number) -> (sum of losses, number of targets).
+        loss: (parameters, micro-batch, its number) -> what was found.
         params: fp32 master weights.
         parts: micro-batches.
         scale: loss scale.
@@ -52,14 +55,14 @@ def accumulate(
     for number, part in enumerate(parts):
         variables = [leaf.detach().requires_grad_(wanted) for leaf, wanted in zip(flat, trained, strict=True)]
         with torch.enable_grad():
-            total, count = loss(rebuild(variables), part, number)
+            total, count, *reported = loss(rebuild(variables), part, number)
             # a parameter this micro-batch does not use has gradient zero, so the state has the same leaves at every step
             wanted = [leaf for leaf in variables if leaf.requires_grad]
             found = iter(torch.autograd.grad(total.to(torch.float32) * scale, wanted, materialize_grads=True))
         grads = rebuild(
             [(next(found) if leaf.requires_grad else torch.zeros_like(leaf)).to(torch.float32) for leaf in variables]
         )
-        part_sum = Summed(grads, total.detach().to(torch.float32), torch.as_tensor(count).detach())
+        part_sum = Summed(grads, (*reported, total)[0].detach().to(torch.float32), torch.as_tensor(count).detach())
         summed = part_sum if summed is None else _add(summed, part_sum)
     if summed is None:
         raise ValueError("batch: has 0 micro-batches, must have at least one; give leaves a leading axis of 1 or more")

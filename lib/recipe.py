@@ -21,6 +21,7 @@ __all__ = [
     "DataIdentity",
     "Group",
     "Guard",
+    "Loss",
     "Model",
     "Natural",
     "Optim",
@@ -291,6 +292,22 @@ _OF_RULES = (
 )
 
 
+class Loss(Checked, frozen=True):
+    """What a language model descends. What is reported and evaluated is the cross-entropy alone, whatever stands here.
+
+    Attributes:
+        z: weight of z-loss, the square of the log of the softmax's denominator; 1e-5 holds scores near 0.
+        smoothing: share of each target that is spread over all ids.
+        chunk: positions whose scores over the vocabulary are held at a time; none = all of a micro-batch. Changes memory, and the
+            result by rounding only.
+    """
+
+    _at: ClassVar[str] = "loss."
+    z: Annotated[float, Meta(ge=0)] = 0.0
+    smoothing: Share = 0.0
+    chunk: Count | None = None
+
+
 class Precision(Checked, frozen=True):
     """Dtypes: master weights, moments and sums are always fp32.
 
@@ -408,6 +425,7 @@ class Recipe(Checked, frozen=True):
         schedule: learning-rate schedule.
         precision: dtypes.
         scale: loss scale.
+        loss: what is descended.
         guard: refusal of bad updates.
         data: identity of the token stream.
     """
@@ -418,6 +436,7 @@ class Recipe(Checked, frozen=True):
     schedule: Schedule = Schedule(shape="constant")
     precision: Precision = Precision()
     scale: Scale = Scale()
+    loss: Loss = Loss()
     guard: Guard = Guard()
     data: DataIdentity = DataIdentity()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lib.grad import MicroLoss
-from lib.loss import cross_entropy
+from lib.grad import Found, MicroLoss
+from lib.loss import by_chunks, cross_entropy, penalised
 from lib.model import lm
 from lib.nn.dropout import position_keys
 from lib.random import fold, purpose
@@ -19,25 +19,40 @@ _DROPOUT = purpose("dropout")
 
 
 def language_loss(recipe: Recipe) -> MicroLoss:
-    """Make the loss: sum of nats over the micro-batch's valid targets, and their number.
+    """Make the loss: sum over the micro-batch's valid targets, their number, and the cross-entropy alone in nats.
 
     Raises:
         ValueError: the recipe has no model.
     """
-    model = recipe.model
+    model, choice = recipe.model, recipe.loss
     if model is None:
         raise ValueError(
             "state.recipe.model=none must be a model for train_step; use make_train_step with your own loss"
         )
 
-    def loss(params: Tree, part: Tree, draws: Tensor | None, number: int) -> tuple[Tensor, Tensor]:
+    def loss(params: Tree, part: Tree, draws: Tensor | None, number: int) -> Found:
         rows, length = part["inputs"].shape
         keys = None
         if draws is not None and model.dropout > 0:
             numbers = torch.arange(number * rows, (number + 1) * rows, device=draws.device)
             keys = position_keys(fold(draws, _DROPOUT), numbers, length)
         # -100, torch's mark of a target to ignore, is one here too: it must not count in the denominator
-        mask = part["mask"] & (part["targets"] != -100)
-        return cross_entropy(lm.logits(params, part, model, keys), part["targets"], mask)
+        targets, mask = part["targets"], part["mask"] & (part["targets"] != -100)
+        if choice.chunk is not None:
+            head = params["embed" if model.tied else "head"]["weight"]
+            return by_chunks(
+                lm.hidden(params, part, model, keys),
+                head,
+                targets,
+                mask,
+                choice.chunk,
+                smoothing=choice.smoothing,
+                z=choice.z,
+                descends=draws is not None,
+            )
+        logits = lm.logits(params, part, model, keys)
+        if draws is None or not (choice.smoothing or choice.z):
+            return cross_entropy(logits, targets, mask)
+        return penalised(logits, targets, mask, smoothing=choice.smoothing, z=choice.z)
 
     return loss
