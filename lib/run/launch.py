@@ -21,6 +21,10 @@ from lib.settings import layered
 __all__ = ["Launch", "Words", "launch", "read_words"]
 
 _OVERRIDE = re.compile(r"~?[A-Za-z0-9_.\-]+(=|\Z)")
+_PLACES = (  # keys of paths
+    "run.dir", "checkpoint.dir", "data.path", "data.sources.*.path", "data.heldout", "data.tokenizer", "data.template",
+    "data.sources.*.template", "data.cache", "init.path", "inspect.path", "convert.source", "convert.target",
+)  # fmt: skip
 _SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 
 
@@ -82,7 +86,7 @@ def launch(words: Words) -> Launch:
         ValueError: a file, key, type, range or combination is wrong.
         CheckpointError: the run folder may not be looked into.
     """
-    given = layered(Config, [*words.files, *words.overrides])
+    given = _at_home(layered(Config, [*words.files, *words.overrides]))
     _check_keys(words)
     named = frozenset(_leaf_paths(given))
     folder = given.get("run", {}).get("dir", "") if isinstance(given.get("run"), Mapping) else ""
@@ -100,6 +104,24 @@ def launch(words: Words) -> Launch:
     if not config.run.dir.strip():
         raise ValueError("run.dir='' must name a folder; give one, such as run.dir=runs/first")
     return Launch(words.verb, config, named, words.show)
+
+
+def _at_home(values: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    """Read `~/` in a path as the home folder; a shell does so at the start of a word only, and a file never."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        path = f"{at}{key}"
+        if isinstance(value, Mapping):
+            found[key] = _at_home(value, f"{path}.")
+        elif any(fnmatch(path, place) for place in _PLACES):
+            found[key] = [_home(part) for part in value] if isinstance(value, list) else _home(value)
+        else:
+            found[key] = value
+    return found
+
+
+def _home(value: Any) -> Any:
+    return f"{Path.home()}{value[1:]}" if isinstance(value, str) and value.startswith("~/") else value
 
 
 def _check_keys(words: Words) -> None:

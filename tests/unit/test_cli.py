@@ -63,6 +63,16 @@ def test_later_files_win_over_earlier_ones_and_overrides_over_files() -> None:
     assert launched.named == {"steps", "optim.lr", "optim.decay"}
 
 
+def test_a_path_at_home_is_at_home_wherever_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    Path("c.toml").write_text('[data]\nsources = {a = {path = ["~/a", "b/~/c"]}}\n[init]\npath = "~/old"\n')
+    config = launch(read_words(["c.toml", "run.dir=~/runs/new", "sample.prompt=~/x"])).config
+    assert config.run.dir == "/home/me/runs/new"
+    assert config.data.sources["a"].path == ("/home/me/a", "b/~/c")
+    assert config.init.path == "/home/me/old"
+    assert config.sample.prompt == "~/x"
+
+
 def test_an_existing_run_folder_is_the_first_layer() -> None:
     Path("runs/x").mkdir(parents=True)
     config = load_config("run.dir=runs/x", "steps=90", "model.width=64", "optim.clip=none", "sample.top_k=none")
