@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -30,18 +30,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     )
 
 
-SHAPES = (
-    "constant",
-    "linear",
-    "cosine",
-    "half_cosine",
-    "polynomial",
-    "inverse_sqrt",
-    "power",
-    "exponential",
-    "wsd",
-    "range",
-)
+SHAPES = tuple(shape for shape in get_args(get_type_hints(Schedule)["shape"]) if shape != "stages")
 
 
 @st.composite
