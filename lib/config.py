@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+from lib.rates import FAR
 from lib.recipe import (
     Batch,
     Checked,
@@ -335,6 +336,20 @@ class Config(Checked, frozen=True):
         if self.data.tokenizer == "bytes" and self.model.vocab < 260:
             raise ValueError(
                 f"model.vocab={self.model.vocab} must be at least 260 (bytes and special ids); drop model.vocab"
+            )
+        for name in ("steps", "tokens"):
+            if (getattr(self, name) or 0) > FAR:
+                raise ValueError(f"{name}={getattr(self, name)} must be at most 2**53; lower it")
+        plain, shape = Schedule(), self.schedule
+        flat = shape.shape == "stages" or (
+            shape.shape in ("constant", "wsd") and (shape.end is not None or not shape.has_tail)
+        )
+        if flat and shape.floor != plain.floor:
+            other = f"schedule.end={shape.end}" if shape.end is not None else f"schedule.shape={shape.shape}"
+            raise ValueError(f"schedule.floor={shape.floor} must not go with {other} (it is never reached); drop one")
+        if self.checkpoint.best_by != Checkpoint().best_by and self.checkpoint.keep_best is None:
+            raise ValueError(
+                f"checkpoint.best_by={self.checkpoint.best_by} must go with checkpoint.keep_best; set checkpoint.keep_best=3"
             )
         recipe_of(self)  # the combinations of the recipe, before any file is made
 

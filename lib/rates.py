@@ -8,7 +8,10 @@ from msgspec import Meta
 
 from lib.values import Checked, Count, Natural, Positive, Share
 
-__all__ = ["Schedule", "Stage", "stages_of"]
+__all__ = ["FAR", "Schedule", "Stage", "stages_of"]
+
+
+FAR = 2**53  # up to here float64 counts exactly
 
 
 class Schedule(Checked, frozen=True):
@@ -62,6 +65,9 @@ class Schedule(Checked, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("warmup", "length"):
+            if (getattr(self, name) or 0) > FAR:
+                raise ValueError(f"schedule.{name}={getattr(self, name)} must be at most 2**53; lower it")
         _check_fields_of_shape(self)
         if self.shape == "stages":
             stages_of(self)
@@ -112,7 +118,7 @@ def stages_of(schedule: Schedule) -> tuple[Stage, ...]:
         if len(words) == 1 and shape == "constant":
             to = level
         count = words[0] if words else ""
-        if to is None or not (count.isascii() and count.isdigit()) or int(count) < 1:
+        if to is None or not (count.isascii() and count.isdigit()) or not 1 <= int(count) <= FAR:
             raise ValueError(
                 f"schedule.stages={text} must be SHAPE:UPDATES:TO (linear or cosine, TO in [0, 1]) or constant:UPDATES; "
                 f"write it like linear:1000:1"

@@ -15,6 +15,7 @@ from lib.rates import Schedule
 from lib.values import Checked, Count, Natural, Positive, Share
 
 __all__ = [
+    "MOST_LR",
     "Batch",
     "Checked",
     "Count",
@@ -35,6 +36,9 @@ __all__ = [
     "changes",
     "groups_of",
 ]
+
+
+MOST_LR = 1e6  # below it finite gradients make finite steps
 
 
 class Model(Checked, frozen=True):
@@ -203,11 +207,11 @@ class Optim(Checked, frozen=True):
 
     _at: ClassVar[str] = "optim."
     rule: Literal["adamw", "sgd", "lion", "adafactor", "muon"] = "adamw"
-    lr: Positive = 2e-3
-    decay: Annotated[float, Meta(ge=0)] = 0.1
+    lr: Annotated[float, Meta(gt=0, le=MOST_LR)] = 2e-3
+    decay: Annotated[float, Meta(ge=0, le=MOST_LR)] = 0.1
     beta1: Share = 0.9
     beta2: Share = 0.95
-    eps: Positive = 1e-8
+    eps: Annotated[float, Meta(ge=1e-30)] = 1e-8  # in fp32 less would be 0, and 0 / 0 the step of what has no gradient
     momentum: Share | None = None
     nesterov: bool | None = None
     moments: Literal["fp32", "bf16"] = "fp32"
@@ -227,8 +231,13 @@ class Optim(Checked, frozen=True):
             value, default = getattr(self, name), getattr(_DEFAULTS, name, None)
             if value != default and self.rule not in rules:
                 raise ValueError(
-                    f"optim.{name}={value} must not go with optim.rule={self.rule} (it is for {', '.join(rules)}); drop one"
+                    f"optim.{name}={list(value) if isinstance(value, tuple) else value} must not go with "
+                    f"optim.rule={self.rule} (it is for {', '.join(rules)}); drop one"
                 )
+        if self.nesterov and self.momentum == 0:
+            raise ValueError(
+                "optim.nesterov=true must not go with optim.momentum=0 (nothing lies ahead then); drop one"
+            )
         groups_of(self)
 
 
@@ -264,9 +273,9 @@ def _group(text: str) -> Group:
             number = float(value)
         except ValueError:
             number = math.nan
-        if not pattern or name not in ("lr", "decay") or name in found or not 0 <= number < math.inf:
+        if not pattern or name not in ("lr", "decay") or name in found or not 0 <= number <= MOST_LR:
             raise ValueError(
-                f"optim.groups={text} must be PATTERN:lr=F,decay=F (factors of at least 0) or PATTERN:freeze; "
+                f"optim.groups={text} must be PATTERN:lr=F,decay=F (factors from 0 to 1e6) or PATTERN:freeze; "
                 f"write it like embed.*:lr=0.1"
             )
         found[name] = number

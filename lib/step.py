@@ -22,10 +22,10 @@ from lib.model.loss import language_loss
 from lib.module import as_function
 from lib.optim import Now, Rule, frozen, rule_of
 from lib.random import fold, purpose
-from lib.recipe import Recipe
+from lib.recipe import MOST_LR, Recipe
 from lib.scalars import together
 from lib.state import average, cursor, key, scale, schedule, window
-from lib.tree import Tree, plain, select, tensordict, tree_map
+from lib.tree import Tree, leaves, plain, select, tensordict, tree_map
 
 __all__ = ["Loss", "Step", "eval_step", "make_eval_step", "make_train_step", "train_step"]
 
@@ -76,7 +76,7 @@ def make_train_step(loss: Loss, module: nn.Module | None = None, *, rule: Rule |
     called = as_function(loss, module)
 
     def step(state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
-        return _advance(state, batch, _numbered(called), rule or rule_of(state["recipe"]))
+        return _advance(state, batch, _numbered(called), rule or rule_of(state["recipe"]), watched=rule is not None)
 
     return step
 
@@ -95,7 +95,9 @@ def make_eval_step(loss: Loss, module: nn.Module | None = None) -> Callable[[Ten
 
 
 @torch.no_grad()  # but for the gradients in `accumulate`, whatever the caller's mode and leaves
-def _advance(state: TensorDict, batch: TensorDict, loss: grad.MicroLoss, rule: Rule) -> tuple[TensorDict, TensorDict]:
+def _advance(
+    state: TensorDict, batch: TensorDict, loss: grad.MicroLoss, rule: Rule, *, watched: bool = False
+) -> tuple[TensorDict, TensorDict]:
     recipe: Recipe = state["recipe"]
     old, data = plain(state), plain(batch)
 
@@ -122,8 +124,7 @@ def _advance(state: TensorDict, batch: TensorDict, loss: grad.MicroLoss, rule: R
     spike = (
         window.is_spike(old["window"], recipe.guard, loss_nats, norm) if "window" in old else torch.zeros_like(finite)
     )
-    accept = some & finite & ~spike
-    factor, accepted = together([grad.clip_factor(norm, recipe.optim.clip), accept])
+    (factor,) = together([grad.clip_factor(norm, recipe.optim.clip)])
     grads = tree_map(lambda g: g * factor, grads)
 
     # 5. Learning rate, update, average.
@@ -135,6 +136,13 @@ def _advance(state: TensorDict, batch: TensorDict, loss: grad.MicroLoss, rule: R
     proposed = {"params": params, "optimizer": optimizer}
     if "average" in old and recipe.optim.average is not None:
         proposed["average"] = average.update(old["average"], params, recipe.optim.average)
+
+    # Finite gradients at a sound rate make finite parameters by our own rules; what others make is looked at.
+    sound = (lr.abs() <= MOST_LR) & torch.isfinite(old["scheduler"]["decay"])
+    if watched:
+        sound = sound & torch.isfinite(torch.stack([leaf.sum() for leaf in leaves(params).values()]).sum())
+    accept = some & finite & ~spike & sound
+    (accepted,) = together([accept])
 
     # 6, 7. Accept or refuse, leaf by leaf; what must move moves either way, and the cursor is the one the batch brought.
     refused = some & ~accept

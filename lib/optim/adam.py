@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lib.optim.combine import Where, chain
 from lib.optim.decay import decay
-from lib.optim.parts import descend
+from lib.optim.parts import check, descend
 from lib.optim.rule import Now, Rule, counter
 from lib.optim.storing import stored
 from lib.scalars import constants, together
@@ -39,6 +39,11 @@ def scale_by_adam(
 
     Source: Kingma & Ba 2015, algorithm 1, arXiv:1412.6980, in torch.optim.AdamW's order of operations.
     """
+    check("adam", "beta1", beta1, below=1)
+    check("adam", "beta2", beta2, below=1)
+    check("adam", "eps", eps, above=0)
+    if moments not in ("fp32", "bf16"):
+        raise ValueError(f"adam: moments={moments!r} must be 'fp32' or 'bf16'; change it")
     dtype = torch.bfloat16 if moments == "bf16" else torch.float32
 
     def init(params: Tree) -> Tree:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lib.optim.rule import Now, Rule
+from lib.recipe import MOST_LR
 from lib.tree import Tree, from_leaves, leaves, matching
 
 __all__ = ["Where", "chain", "chosen", "freeze", "hyper", "identity", "mask", "partition", "scaled"]
@@ -109,7 +110,7 @@ def partition(groups: Mapping[str, tuple[Where, Rule]], rest: Rule | None = None
     return Rule(whole.init, whole.update)
 
 
-def scaled(rule: Rule, *, lr: float = 1.0, decay: float = 1.0, where: Where | None = None) -> Rule:
+def scaled(rule: Rule, *, lr: float | Tensor = 1.0, decay: float | Tensor = 1.0, where: Where | None = None) -> Rule:
     """Run a rule with another learning rate and decay, given as factors; decay is multiplied by the learning rate too.
 
     Args:
@@ -121,6 +122,9 @@ def scaled(rule: Rule, *, lr: float = 1.0, decay: float = 1.0, where: Where | No
     Raises:
         ValueError: a pattern matches no parameter.
     """
+    for name, factor in (("lr", lr), ("decay", decay)):
+        if not isinstance(factor, Tensor) and not 0 <= factor <= MOST_LR:
+            raise ValueError(f"scaled: {name}={factor} must be a factor from 0 to 1e6; change it")
 
     def update(grads: Tree, params: Tree, slot: Tree, now: Now) -> tuple[Tree, Tree, Tree]:
         paths = leaves(params) if where is None else chosen(where, params)
@@ -141,10 +145,18 @@ def hyper(make: Callable[..., Rule], **values: float) -> Rule:
     >>> slot["hyper"]["beta1"].item()
     0.9
     """
-    inner = make(**values)
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"hyper: {name}={value!r} must be a number; give it to the rule itself")
+
+    def leaves_of() -> dict[str, Tensor]:
+        return {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+
+    # As leaves from the start: a rule may be made otherwise of a 0 than of a tensor.
+    inner = make(**leaves_of())
 
     def init(params: Tree) -> Tree:
-        slot: Tree = {"hyper": {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}}
+        slot: Tree = {"hyper": leaves_of()}
         own = inner.init(params)
         return {**slot, "rule": own} if own else slot
 
@@ -165,15 +177,24 @@ def chosen(where: Where, params: Tree, what: str = "pattern") -> list[str]:
     """
     named = leaves(params)
     if callable(where):
-        return sorted(where(params))
+        found = sorted(where(params))
+        strange = [path for path in found if path not in named]
+        if strange:
+            raise ValueError(f"where: {strange[0]!r} is no parameter, must be one of {_some(named)}; fix the function")
+        return found
+    if not where:
+        raise ValueError("where: no patterns, must be at least one; give one, or a function that lists none")
     patterns, paths = (where,) if isinstance(where, str) else tuple(where), tuple(named)
     for pattern in patterns:
         if not matching((pattern,), paths):
-            some = ", ".join(list(named)[:6]) + (", ..." if len(named) > 6 else "")
             raise ValueError(
-                f"{what}={pattern!r} must match a parameter, matches none of {some}; fix or drop the pattern"
+                f"{what}={pattern!r} must match a parameter, matches none of {_some(named)}; fix or drop the pattern"
             )
     return list(matching(patterns, paths))
+
+
+def _some(named: Collection[str]) -> str:
+    return ", ".join(list(named)[:6]) + (", ..." if len(named) > 6 else "")
 
 
 def _names(links: Sequence[Rule]) -> list[str]:

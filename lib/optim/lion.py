@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lib.optim.combine import Where, chain
 from lib.optim.decay import decay
-from lib.optim.parts import descend
+from lib.optim.parts import check, descend
 from lib.optim.rule import Now, Rule
 from lib.scalars import constants
 from lib.tree import Tree, tree_map
@@ -24,6 +24,8 @@ def scale_by_lion(beta1: float | Tensor = 0.9, beta2: float | Tensor = 0.99) -> 
 
     Source: Chen et al. 2023, algorithm 2, arXiv:2302.06675.
     """
+    check("lion", "beta1", beta1, below=1)
+    check("lion", "beta2", beta2, below=1)
 
     def update(grads: Tree, params: Tree, slot: Tree, now: Now) -> tuple[Tree, Tree, Tree]:
         keep1, fresh1, keep2, fresh2 = constants(beta1, 1 - beta1, beta2, 1 - beta2)

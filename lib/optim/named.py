@@ -13,7 +13,7 @@ from lib.optim.muon import muon
 from lib.optim.rule import Rule
 from lib.optim.sgd import sgd
 from lib.recipe import Recipe, groups_of
-from lib.tree import Tree, leaves
+from lib.tree import Tree, leaves, matching
 
 __all__ = ["check_patterns", "frozen", "rule_of"]
 
@@ -54,7 +54,8 @@ def check_patterns(recipe: Recipe, params: Tree) -> None:
         ValueError: one matches no parameter, a parameter is in two groups, or none is left to train.
     """
     for name in ("no_decay", "matrices"):
-        chosen(getattr(recipe.optim, name) or (), params, f"optim.{name}")
+        if patterns := getattr(recipe.optim, name):
+            chosen(patterns, params, f"optim.{name}")
     if len(frozen(recipe, params)) == len(leaves(params)):
         raise ValueError(
             f"optim.groups={list(recipe.optim.groups)} freezes all parameters, must leave one to train; drop a group"
@@ -96,7 +97,7 @@ def _matrices(recipe: Recipe) -> Callable[[Tree], set[str]]:
 
     def those(params: Tree) -> set[str]:
         if recipe.optim.matrices is not None:
-            return set(chosen(recipe.optim.matrices, params, "optim.matrices"))
+            return set(matching(recipe.optim.matrices, tuple(leaves(params))))
         return {
             path
             for path, leaf in leaves(params).items()

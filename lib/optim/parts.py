@@ -10,7 +10,7 @@ from lib.optim.rule import Now, Rule
 from lib.scalars import constants, together
 from lib.tree import Tree, tree_map
 
-__all__ = ["clip_norm", "clip_value", "descend", "momentum", "sign", "stateless"]
+__all__ = ["check", "clip_norm", "clip_value", "descend", "momentum", "sign", "stateless"]
 
 
 def stateless(change: object, name: str = "") -> Rule:
@@ -34,6 +34,7 @@ def descend() -> Rule:
 
 def clip_norm(limit: float | Tensor) -> Rule:
     """Scale all gradients so that their global norm is at most `limit`: g <- g min(1, limit / (norm + 1e-6))."""
+    check("clip_norm", "limit", limit, above=0)
 
     def change(grads: Tree, params: Tree, now: Now) -> tuple[Tree, Tree]:
         (factor,) = together([clip_factor(global_norm(grads), limit)])
@@ -44,6 +45,7 @@ def clip_norm(limit: float | Tensor) -> Rule:
 
 def clip_value(limit: float) -> Rule:
     """Hold each component of the gradients in [-limit, limit]."""
+    check("clip_value", "limit", limit, above=0)
 
     def change(grads: Tree, params: Tree, now: Now) -> tuple[Tree, Tree]:
         return tree_map(lambda g: g.clamp(-limit, limit), grads), params
@@ -66,6 +68,7 @@ def momentum(beta: float | Tensor = 0.9, *, nesterov: bool = False, average: boo
 
     Source: Sutskever et al. 2013, in the form of torch.optim.SGD (dampening 0); `average` is that of torch.optim.Muon.
     """
+    check("momentum", "beta", beta, below=1)
 
     def update(grads: Tree, params: Tree, slot: Tree, now: Now) -> tuple[Tree, Tree, Tree]:
         keep, fresh = constants(beta, 1 - beta)
@@ -79,3 +82,19 @@ def momentum(beta: float | Tensor = 0.9, *, nesterov: bool = False, average: boo
         return (ahead if nesterov else buffer), params, {"buffer": buffer}
 
     return Rule(lambda params: {"buffer": tree_map(torch.zeros_like, params)}, update, "momentum")
+
+
+def check(
+    part: str, name: str, value: float | Tensor, *, above: float | None = None, below: float | None = None
+) -> None:
+    """Check a constant that is a number: above `above`, or at least 0 and below `below`; a leaf of the state is not looked at.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if isinstance(value, Tensor):
+        return
+    if above is not None and not value > above:
+        raise ValueError(f"{part}: {name}={value} must be above {above}; change it")
+    if below is not None and not 0 <= value < below:
+        raise ValueError(f"{part}: {name}={value} must be in [0, {below}); change it")

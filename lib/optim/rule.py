@@ -28,8 +28,8 @@ class Now(NamedTuple):
     lr: Tensor
     decay: Tensor
     key: Tensor
-    rates: Mapping[str, float] = {}
-    decays: Mapping[str, float] = {}
+    rates: Mapping[str, float | Tensor] = {}
+    decays: Mapping[str, float | Tensor] = {}
 
     def each_rate(self, params: Tree) -> Tree:
         """The learning rate of each parameter, 0-d fp32."""
@@ -41,8 +41,10 @@ class Now(NamedTuple):
         """What decay leaves of each parameter, 1 - lr * decay, 0-d fp32; 1 for those that do not decay."""
         keeps = {path: torch.ones_like(self.lr) for path in leaves(params)}
         for path in decayed:
-            factor = self.rates.get(path, 1.0) * self.decays.get(path, 1.0)
-            keeps[path] = 1 - self.lr * self.decay * factor if factor != 1 else 1 - self.lr * self.decay
+            lost = self.lr * self.decay
+            if path in self.rates or path in self.decays:
+                lost = lost * self.rates.get(path, 1.0) * self.decays.get(path, 1.0)
+            keeps[path] = 1 - lost
         return from_leaves(dict(zip(keeps, together(list(keeps.values())), strict=True)))
 
 
@@ -52,7 +54,7 @@ class Rule(NamedTuple):
     `init(params) -> slot` makes the rule's own tree, which may be empty: leaves named as the parameters are, int64 counters.
     `update(grads, params, slot, now) -> (grads, params, slot)` takes part in one update: it may change the gradients, for the
     parts behind it, or the parameters, or both. `grads` come in fp32, averaged and clipped. A refused update is undone by the
-    step, so a rule need not look for non-finite values.
+    step, and so is one of a rule of your own that makes a parameter non-finite: a rule need not look for that.
 
     Attributes:
         init: see above.

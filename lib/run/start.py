@@ -14,7 +14,7 @@ import msgspec
 import torch
 from tensordict import TensorDict
 
-from lib.config import Config, recipe_of, run_reach, run_steps
+from lib.config import Config, load_config, recipe_of, run_reach, run_steps
 from lib.data.mix import check_repeats
 from lib.data.plan import plan_of, rows_before
 from lib.errors import CheckpointError
@@ -85,6 +85,12 @@ def fresh(told: Launch, voice: Progress) -> Start:
         raise CheckpointError(
             f"run.dir={run}: metrics.jsonl goes to step {lost[-1]} and no checkpoint is there, must have one to go on; "
             f"put the checkpoints back or set another run.dir"
+        )
+    before = run / "config.toml"
+    if before.is_file() and (old := checkpoints_of(load_config(before))) != checkpoints_of(config) and newest(old):
+        raise CheckpointError(
+            f"run.dir={run}: its checkpoints are in {old}, {checkpoints_of(config)} has none, must be where they are; "
+            f"drop checkpoint.dir or set another run.dir"
         )
     if config.init.path is not None:
         check_source(config.init)  # before much text is read in vain

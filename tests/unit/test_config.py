@@ -173,6 +173,7 @@ BELOW: dict[str, Any] = {  # what a key needs beside it
     "data.train_on": {"data": {"template": "chatml"}},
     "init.take": {"init": {"path": "runs/old"}},
     "init.names": {"init": {"path": "runs/old"}},
+    "checkpoint.best_by": {"checkpoint": {"keep_best": 2}},
     "optim.momentum": {"optim": {"rule": "muon"}},
     "optim.nesterov": {"optim": {"rule": "muon"}},
     "optim.matrices": {"optim": {"rule": "muon"}},

@@ -228,7 +228,7 @@ def test_the_stages_of_a_schedule_name_where_each_begins_and_ends() -> None:
         *(
             ({"shape": "stages", "stages": (text,)}, f"schedule.stages={text} must be SHAPE:UPDATES:TO")
             for text in ("", "linear", "linear:4", "linear:0:1", "linear:x:1", "linear:4:2", "linear:4:nan",
-                         "constant:4:1", "sine:4:1")
+                         "constant:4:1", "sine:4:1", "linear:99999999999999999999:1")
         ),
     ],
 )  # fmt: skip

@@ -208,3 +208,14 @@ def test_checkpoints_may_lie_in_another_folder(place: Place) -> None:
     for verb in ("eval", "sample", "inspect"):
         assert run_here(verb, f"run.dir={place.folder / 'a'}").code == 0
     assert run_here(f"run.dir={place.folder / 'a'}").out.startswith(f"{place.folder / 'a'}: complete at step 12")
+
+
+def test_a_run_whose_checkpoints_are_elsewhere_is_not_begun_anew(place: Place) -> None:
+    few = ("log.every=100", "eval.every=0", "stop=4")  # metrics.jsonl has no line of a step yet
+    one, other = place.folder / "one", place.folder / "other"
+    assert place.train("a", f"checkpoint.dir={one}", *few).code == 0
+    ended = place.train("a", f"checkpoint.dir={other}", *few)
+    assert ended.code == 5
+    assert f"its checkpoints are in {one}, {other} has none, must be where they are; drop checkpoint.dir" in ended.err
+    assert not other.exists()
+    assert place.train("a", "log.every=100", "eval.every=0").code == 0
