@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from lib.rates import FAR
 from lib.recipe import (
     Batch,
     Checked,
@@ -337,17 +336,7 @@ class Config(Checked, frozen=True):
             raise ValueError(
                 f"model.vocab={self.model.vocab} must be at least 260 (bytes and special ids); drop model.vocab"
             )
-        for name in ("steps", "tokens"):
-            if (getattr(self, name) or 0) > FAR:
-                raise ValueError(f"{name}={getattr(self, name)} must be at most 2**53; lower it")
-        plain, shape = Schedule(), self.schedule
-        flat = shape.shape == "stages" or (
-            shape.shape in ("constant", "wsd") and (shape.end is not None or not shape.has_tail)
-        )
-        if flat and shape.floor != plain.floor:
-            other = f"schedule.end={shape.end}" if shape.end is not None else f"schedule.shape={shape.shape}"
-            raise ValueError(f"schedule.floor={shape.floor} must not go with {other} (it is never reached); drop one")
-        if self.checkpoint.best_by != Checkpoint().best_by and self.checkpoint.keep_best is None:
+        if self.checkpoint.sets("best_by") and self.checkpoint.keep_best is None:
             raise ValueError(
                 f"checkpoint.best_by={self.checkpoint.best_by} must go with checkpoint.keep_best; set checkpoint.keep_best=3"
             )
@@ -392,11 +381,13 @@ def recipe_of(config: Config, data: DataIdentity = DataIdentity()) -> Recipe:
     warmup = min(30 * each, length // 10) if shape.warmup is None else shape.warmup
     if shape.warmup is None and shape.shape in ("range", "stages"):
         warmup = 0
+    if shape.has_length:
+        shape = msgspec.structs.replace(shape, length=length)
     return Recipe(
         model=config.model,
         batch=config.batch,
         optim=config.optim,
-        schedule=msgspec.structs.replace(shape, length=length, warmup=warmup),
+        schedule=msgspec.structs.replace(shape, warmup=warmup),
         precision=config.precision,
         scale=config.scale,
         loss=config.loss,

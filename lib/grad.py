@@ -12,7 +12,7 @@ from torch import Tensor
 from lib.shapes import Float
 from lib.tree import Tree, flatten, leaves, tree_map
 
-__all__ = ["MicroLoss", "Summed", "accumulate", "clip_factor", "global_norm", "micro_batches"]
+__all__ = ["Found", "MicroLoss", "Summed", "accumulate", "clip_factor", "global_norm", "micro_batches"]
 
 # Lets Dynamo trace torch.autograd.grad inside a compiled step instead of refusing it (torch >= 2.11).
 torch._dynamo.config.trace_autograd_ops = True

@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import NormalDist
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from lib.shapes import Bool, Float, Int
 
@@ -58,7 +58,7 @@ def fold(key: Int[Tensor, "..."], word: Int[Tensor, "..."] | int) -> Int[Tensor,
 
 # Opaque to the compiler: each mix32 uses its argument twice three times over, and a chain of them, inlined, costs Inductor
 # time exponential in its length. Keys are small; only the last hash of a draw, in `keep_mask`, has to fuse.
-@torch.library.custom_op("purestep::fold", mutates_args=())
+@library.custom_op("purestep::fold", mutates_args=())
 def _fold(key: Tensor, word: Tensor) -> Tensor:
     h = mix32(mix32(key & _LOW32) ^ (key >> 32))
     h = mix32(mix32((h + 0x9E3779B9) & _LOW32) ^ (word & _LOW32))

@@ -6,12 +6,12 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from msgspec import Meta
 
-from lib.values import Checked, Count, Natural, Positive, Share
+from lib.values import Checked, Count, Natural, Positive, Share, check_used
 
-__all__ = ["FAR", "Schedule", "Stage", "stages_of"]
+__all__ = ["Schedule", "Stage", "stages_of"]
 
 
-FAR = 2**53  # up to here float64 counts exactly
+TAIL = 0.1  # share of a tail that no one has chosen
 
 
 class Schedule(Checked, frozen=True):
@@ -65,9 +65,6 @@ class Schedule(Checked, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("warmup", "length"):
-            if (getattr(self, name) or 0) > FAR:
-                raise ValueError(f"schedule.{name}={getattr(self, name)} must be at most 2**53; lower it")
         _check_fields_of_shape(self)
         if self.shape == "stages":
             stages_of(self)
@@ -90,6 +87,23 @@ class Schedule(Checked, frozen=True):
     def has_length(self) -> bool:
         """Whether its length decides on any rate."""
         return self.has_tail or self.shape not in ("constant", "inverse_sqrt", "power", "stages")
+
+    @property
+    def has_floor(self) -> bool:
+        """Whether its floor decides on any rate."""
+        if self.shape in ("constant", "wsd"):
+            return self.has_tail and self.end is None
+        return self.shape != "stages"
+
+    @property
+    def period(self) -> int:
+        """Updates of a cycle of "wsd"; of all else, whose tail comes after all cycles, the whole length."""
+        return (self.length or 1) // (self.cycles if self.shape == "wsd" else 1)
+
+    @property
+    def down(self) -> int:
+        """Updates of the tail of a period."""
+        return round((self.tail or TAIL) * self.period)
 
 
 class Stage(NamedTuple):
@@ -118,7 +132,7 @@ def stages_of(schedule: Schedule) -> tuple[Stage, ...]:
         if len(words) == 1 and shape == "constant":
             to = level
         count = words[0] if words else ""
-        if to is None or not (count.isascii() and count.isdigit()) or not 1 <= int(count) <= FAR:
+        if to is None or not (count.isascii() and count.isdigit()) or not 1 <= int(count) < 2**63:
             raise ValueError(
                 f"schedule.stages={text} must be SHAPE:UPDATES:TO (linear or cosine, TO in [0, 1]) or constant:UPDATES; "
                 f"write it like linear:1000:1"
@@ -137,18 +151,19 @@ _USED_BY = (
 
 
 def _check_fields_of_shape(schedule: Schedule) -> None:
-    plain = Schedule.__struct_defaults__
-    for name, shapes in _USED_BY:
-        value = getattr(schedule, name)
-        if value != plain[Schedule.__struct_fields__.index(name)] and schedule.shape not in shapes:
-            raise ValueError(
-                f"schedule.{name}={list(value) if isinstance(value, tuple) else value} must not go with "
-                f"schedule.shape={schedule.shape} (it is for {', '.join(shapes)}); drop one"
-            )
+    check_used(schedule, "shape", _USED_BY)
     for name in ("tail_shape", "end"):
-        value = getattr(schedule, name)
-        if value != plain[Schedule.__struct_fields__.index(name)] and not schedule.has_tail:
-            raise ValueError(f"schedule.{name}={value} must go with schedule.tail; set both or neither")
+        if schedule.sets(name) and not schedule.has_tail:
+            raise ValueError(
+                f"schedule.{name}={getattr(schedule, name)} must go with schedule.tail; set both or neither"
+            )
+    if schedule.sets("length") and not schedule.has_length:
+        raise ValueError(
+            f"schedule.length={schedule.length} must not go with schedule.shape={schedule.shape} (it has no end); drop one"
+        )
+    if schedule.sets("floor") and not schedule.has_floor:
+        other = f"schedule.shape={schedule.shape}" if schedule.end is None else f"schedule.end={schedule.end}"
+        raise ValueError(f"schedule.floor={schedule.floor} must not go with {other} (it is never reached); drop one")
     if schedule.shape == "stages" and not schedule.stages:
         raise ValueError(
             'schedule.stages=[] must name stages for schedule.shape=stages; write ["linear:1000:1", "cosine:9000:0.1"]'
@@ -183,19 +198,14 @@ def _check_quotients(schedule: Schedule) -> None:
 
 def _check_tail(schedule: Schedule) -> None:
     """Refuse a tail that is empty, or begins before the warm-up has ended: the rate would jump."""
-    length, share = schedule.length or 1, 0.1 if schedule.tail is None else schedule.tail
-    cycles = schedule.cycles if schedule.shape == "wsd" else 1  # the tail of a cosine comes after all of its cycles
-    if length % cycles:
-        raise ValueError(f"schedule.cycles={cycles} must divide schedule.length={length}; change one of them")
-    period = length // cycles
-    updates = round(share * period)
-    if updates < 1:
+    length, period, tail = schedule.length or 1, schedule.period, f"schedule.tail={schedule.tail or TAIL}"
+    if schedule.shape == "wsd" and length % schedule.cycles:
+        raise ValueError(f"schedule.cycles={schedule.cycles} must divide schedule.length={length}; change one of them")
+    if schedule.down < 1:
+        raise ValueError(f"{tail} must be at least one update of schedule.length={length}; raise one of them")
+    if period - schedule.down < (schedule.warmup or 0):
         raise ValueError(
-            f"schedule.tail={share} must be at least one update of schedule.length={length}; raise one of them"
-        )
-    if period - updates < (schedule.warmup or 0):
-        raise ValueError(
-            f"schedule.tail={share} begins at update {period - updates}, "
+            f"{tail} begins at update {period - schedule.down}, "
             f"must not begin within schedule.warmup={schedule.warmup}; lower one of them"
         )
 

@@ -126,7 +126,7 @@ def type_name(hint: Any) -> str:
 
 
 def check_ranges(value: Any, at: str) -> None:
-    """Check each field of a Struct against its `Meta` bounds.
+    """Check each field of a Struct against its `Meta` bounds, and that whole numbers fit where they go, into int64.
 
     Raises:
         ValueError: a field is out of range or not finite.
@@ -139,6 +139,8 @@ def check_ranges(value: Any, at: str) -> None:
             continue  # a word that stands for itself beside a range of numbers
         for bound in bounds:
             _in_range(f"{at}{name}", given, bound)
+        if isinstance(given, int) and given >= 2**63:
+            raise ValueError(f"{at}{name}={given} must be < 2**63; give one in range")
 
 
 class _Section(msgspec.Struct, frozen=True):

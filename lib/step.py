@@ -117,20 +117,22 @@ def _advance(
     grads = tree_map(lambda g: g / divisor, summed.grads)
     loss_nats = summed.total / summed.targets.clamp(min=1)
 
-    # 4. Norm, tests, clip: once per update, on the real gradients.
+    # 4. Norm, tests, learning rate, clip: once per update, on the real gradients.
     norm = grad.global_norm(grads)
     some = summed.targets > 0
     finite = torch.isfinite(norm) & torch.isfinite(summed.total)
     spike = (
         window.is_spike(old["window"], recipe.guard, loss_nats, norm) if "window" in old else torch.zeros_like(finite)
     )
-    (factor,) = together([grad.clip_factor(norm, recipe.optim.clip)])
-    grads = tree_map(lambda g: g * factor, grads)
-
-    # 5. Learning rate, update, average.
     lr = old["scheduler"]["lr"] * schedule.factor(
         schedule.number(old["scheduler"], recipe.schedule, summed.targets), recipe.schedule
     )
+    sound = (lr.abs() <= MOST_LR) & torch.isfinite(old["scheduler"]["decay"])
+    accept = some & finite & ~spike & sound
+    factor, accepted = together([grad.clip_factor(norm, recipe.optim.clip), accept])
+    grads = tree_map(lambda g: g * factor, grads)
+
+    # 5. Update, average.
     now = Now(lr, old["scheduler"]["decay"], fold(draws, _OPTIM))
     _, params, optimizer = rule.update(grads, old["params"], old["optimizer"], now)
     proposed = {"params": params, "optimizer": optimizer}
@@ -138,11 +140,9 @@ def _advance(
         proposed["average"] = average.update(old["average"], params, recipe.optim.average)
 
     # Finite gradients at a sound rate make finite parameters by our own rules; what others make is looked at.
-    sound = (lr.abs() <= MOST_LR) & torch.isfinite(old["scheduler"]["decay"])
     if watched:
-        sound = sound & torch.isfinite(torch.stack([leaf.sum() for leaf in leaves(params).values()]).sum())
-    accept = some & finite & ~spike & sound
-    (accepted,) = together([accept])
+        accept = accept & torch.isfinite(torch.stack([leaf.sum() for leaf in leaves(params).values()]).sum())
+        (accepted,) = together([accept])
 
     # 6, 7. Accept or refuse, leaf by leaf; what must move moves either way, and the cursor is the one the batch brought.
     refused = some & ~accept

@@ -147,6 +147,16 @@ def models(draw: st.DrawFn, *, dropout: bool = True, depth: int = 2) -> Model:
     )
 
 
+def fitting(*, length: int, floor: float | None = None, **settings: Any) -> Schedule:
+    """A schedule with a length and a floor, where its shape has any use for them."""
+    probe = Schedule(**settings)
+    if probe.has_length:
+        settings["length"] = length
+    if probe.has_floor and floor is not None:
+        settings["floor"] = floor
+    return Schedule(**settings)
+
+
 @st.composite
 def recipes(draw: st.DrawFn) -> Recipe:
     """Every slot with and without, every dtype, every shape of schedule."""
@@ -161,7 +171,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
             no_decay=draw(st.sampled_from([None, (), ("blocks.*",)])),
             average=draw(st.sampled_from([None, 0.0, 0.9])),
         ),
-        schedule=Schedule(
+        schedule=fitting(
             shape=draw(st.sampled_from(["constant", "linear", "cosine"])),
             warmup=draw(st.integers(0, 2)),
             length=draw(st.integers(3, 5)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from lib.shapes import Float, Int
 
@@ -20,7 +20,7 @@ def embed(ids: Int[Tensor, "b s"], weight: Float[Tensor, "v d"]) -> Float[Tensor
     return vectors
 
 
-@torch.library.custom_op("purestep::embed", mutates_args=())
+@library.custom_op("purestep::embed", mutates_args=())
 def _embed(ids: Tensor, weight: Tensor) -> Tensor:
     return weight[ids]
 
@@ -30,7 +30,7 @@ def _(ids: Tensor, weight: Tensor) -> Tensor:
     return weight.new_empty((*ids.shape, weight.shape[1]))
 
 
-@torch.library.custom_op("purestep::embed_backward", mutates_args=())
+@library.custom_op("purestep::embed_backward", mutates_args=())
 def _embed_backward(grad: Tensor, ids: Tensor, rows: int) -> Tensor:
     wide = grad.to(torch.float32).contiguous()
     summed: Tensor = torch.ops.aten.embedding_dense_backward(wide, ids, rows, -1, False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from lib.shapes import Float, Int
 
@@ -26,7 +26,7 @@ def document_bias(segments: Int[Tensor, "b s"], dtype: torch.dtype) -> Float[Ten
 
 
 # Opaque to the compiler, which would otherwise compare all pairs again in each layer, forward and backward.
-@torch.library.custom_op("purestep::document_bias", mutates_args=())
+@library.custom_op("purestep::document_bias", mutates_args=())
 def _document_bias(segments: Tensor, dtype: torch.dtype) -> Tensor:
     place = torch.arange(segments.shape[1], device=segments.device)
     seen = (segments[:, :, None] == segments[:, None, :]) & (place[:, None] >= place)

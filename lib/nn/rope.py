@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from lib.shapes import Float, Int
 
@@ -38,7 +38,7 @@ def rotate(
 
 
 # Opaque to the compiler, which would otherwise work out the angles again for each head, in each layer, forward and backward.
-@torch.library.custom_op("purestep::rotations", mutates_args=())
+@library.custom_op("purestep::rotations", mutates_args=())
 def _rotations(positions: Tensor, width: int, theta: float) -> tuple[Tensor, Tensor]:
     even = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device)
     angles = positions[..., None].to(torch.float32) * theta ** (-even / width)

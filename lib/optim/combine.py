@@ -14,7 +14,7 @@ from lib.optim.rule import Now, Rule
 from lib.recipe import MOST_LR
 from lib.tree import Tree, from_leaves, leaves, matching
 
-__all__ = ["Where", "chain", "chosen", "freeze", "hyper", "identity", "mask", "partition", "scaled"]
+__all__ = ["Where", "chain", "chosen", "freeze", "hyper", "identity", "mask", "owners", "partition", "scaled"]
 
 Where = str | Sequence[str] | Callable[[Tree], Collection[str]]
 """Paths of parameters: patterns (`*`, `?`), or a function of the parameters that lists them."""
@@ -90,15 +90,8 @@ def partition(groups: Mapping[str, tuple[Where, Rule]], rest: Rule | None = None
     parts = [mask(where, rule, name) for name, (where, rule) in groups.items()]
 
     def left(params: Tree) -> list[str]:
-        owner: dict[str, str] = {}
-        for name, (where, _) in groups.items():
-            for path in chosen(where, params):
-                if path in owner:
-                    raise ValueError(
-                        f"partition: {path} is in {owner[path]} and in {name}, must be in one group; narrow a pattern"
-                    )
-                owner[path] = name
-        none = [path for path in leaves(params) if path not in owner]
+        owned = owners([(name, where) for name, (where, _) in groups.items()], params, "partition")
+        none = [path for path in leaves(params) if path not in owned]
         if none and rest is None:
             more = f" and {len(none) - 6} more" if len(none) > 6 else ""
             raise ValueError(
@@ -191,6 +184,29 @@ def chosen(where: Where, params: Tree, what: str = "pattern") -> list[str]:
                 f"{what}={pattern!r} must match a parameter, matches none of {_some(named)}; fix or drop the pattern"
             )
     return list(matching(patterns, paths))
+
+
+def owners(groups: Sequence[tuple[str, Where]], params: Tree, at: str, what: str = "pattern") -> dict[str, str]:
+    """List which group each parameter is in, by path; those in none are left out.
+
+    Args:
+        groups: (name, which parameters).
+        params: the parameters.
+        at: where the groups stand, for errors.
+        what: what a pattern is called there.
+
+    Raises:
+        ValueError: a pattern matches no parameter, or a parameter is in two groups.
+    """
+    owned: dict[str, str] = {}
+    for name, where in groups:
+        for path in chosen(where, params, what):
+            if path in owned:
+                raise ValueError(
+                    f"{at}: {path} is in {owned[path]!r} and in {name!r}, must be in one group; narrow a pattern"
+                )
+            owned[path] = name
+    return owned
 
 
 def _some(named: Collection[str]) -> str:

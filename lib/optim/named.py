@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from lib.optim.adafactor import adafactor
 from lib.optim.adam import adamw
-from lib.optim.combine import chosen, mask, scaled
+from lib.optim.combine import chosen, mask, owners, scaled
 from lib.optim.decay import decayed, stacked
 from lib.optim.lion import lion
 from lib.optim.muon import muon
@@ -33,18 +33,10 @@ def frozen(recipe: Recipe, params: Tree) -> set[str]:
     Raises:
         ValueError: a pattern of `optim.groups` matches no parameter, or a parameter is in two groups.
     """
-    owner: dict[str, str] = {}
-    found: set[str] = set()
-    for group in groups_of(recipe.optim):
-        for path in chosen(group.pattern, params, "optim.groups"):
-            if path in owner:
-                raise ValueError(
-                    f"optim.groups: {path} is in {owner[path]!r} and in {group.pattern!r}, must be in one group; narrow a pattern"
-                )
-            owner[path] = group.pattern
-            if group.freeze:
-                found.add(path)
-    return found
+    groups = groups_of(recipe.optim)
+    owned = owners([(group.pattern, group.pattern) for group in groups], params, "optim.groups", "optim.groups")
+    kept = {group.pattern for group in groups if group.freeze}
+    return {path for path, pattern in owned.items() if pattern in kept}
 
 
 def check_patterns(recipe: Recipe, params: Tree) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 
 import torch
 
 from lib.config import Config, recipe_of, run_reach
 from lib.errors import CheckpointError
-from lib.run.folder import write_file
 from lib.run.launch import Launch
-from lib.run.plot import drawable
+from lib.run.plot import NO_MATPLOTLIB, RATE, drawable, save, tidy
 from lib.run.progress import Progress
 from lib.run.signals import Signals
 from lib.state.schedule import factor
@@ -31,9 +29,7 @@ def schedule_verb(told: Launch, voice: Progress, signals: Signals) -> int:
     """
     with signals.at_once():
         if not drawable():
-            raise ValueError(
-                'schedule.png: matplotlib is absent, must be installed to draw; pip install "purestep[plot]"'
-            )
+            raise ValueError(NO_MATPLOTLIB.format("schedule.png"))
         config = told.config
         updates, rates = curve(config, POINTS)
         unit = _unit(config)
@@ -66,7 +62,7 @@ def _draw(folder: Path, config: Config, updates: list[int], rates: list[float]) 
 
     figure = Figure(figsize=(9, 4), dpi=150, layout="constrained", facecolor="white")
     axes = figure.subplots()
-    axes.plot(updates, rates, color="#2a9d8f", linewidth=1.8)
+    axes.plot(updates, rates, color=RATE, linewidth=1.8)
     axes.set_xlabel(_unit(config))
     axes.set_ylabel("learning rate")
     if config.schedule.shape == "range":
@@ -74,15 +70,10 @@ def _draw(folder: Path, config: Config, updates: list[int], rates: list[float]) 
     else:
         axes.set_ylim(bottom=0)
         axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 2), useMathText=True)
-    axes.grid(visible=True, alpha=0.25)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    tidy(axes)
     axes.set_title(f"{config.schedule.shape}, peak {config.optim.lr:g}", fontsize=12, fontweight="bold")
-    picture = BytesIO()
-    figure.savefig(picture, format="png")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"run.dir={folder}: {error.strerror}; set another run.dir") from None
-    write_file(folder / "schedule.png", picture.getvalue())
-    return folder / "schedule.png"
+    return save(figure, folder / "schedule.png")

@@ -15,12 +15,14 @@ from lib.run.signals import Signals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["NO_MATPLOTLIB", "drawable", "plot", "plot_verb"]
+__all__ = ["NO_MATPLOTLIB", "RATE", "drawable", "drawn", "plot", "plot_verb", "save", "tidy"]
 
-NO_MATPLOTLIB = 'loss.png: matplotlib is absent, must be installed to draw; pip install "purestep[plot]"'
+NO_MATPLOTLIB = '{}: matplotlib is absent, must be installed to draw; pip install "purestep[plot]"'
 
-_TRAIN, _HELDOUT, _RATE, _NORM, _REFUSED = "#3b6fb6", "#d1495b", "#2a9d8f", "#6c5b7b", "#e07a00"
+RATE = "#2a9d8f"  # the colour of learning rates
+_TRAIN, _HELDOUT, _NORM, _REFUSED = "#3b6fb6", "#d1495b", "#6c5b7b", "#e07a00"
 
 Row = dict[str, Any]
 
@@ -59,7 +61,7 @@ def plot(folder: Path) -> Path:
         CheckpointError: the file cannot be written.
     """
     if not drawable():
-        raise ValueError(NO_MATPLOTLIB)
+        raise ValueError(NO_MATPLOTLIB.format("loss.png"))
     rows = read_lines(folder / "metrics.jsonl")
     train = [row for row in rows if "loss_nats" in row]
     heldout = [row for row in rows if row.get("eval/bpb") is not None]
@@ -75,10 +77,29 @@ def plot(folder: Path) -> Path:
     _draw_norm(norm, train)
     norm.set_xlabel("update")
     figure.suptitle(_title(folder, heldout or train), fontsize=13, fontweight="bold")
+    return save(figure, folder / "loss.png")
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a picture whole or not at all.
+
+    Returns:
+        `path`.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
     picture = BytesIO()
     figure.savefig(picture, format="png")
-    write_file(folder / "loss.png", picture.getvalue())
-    return folder / "loss.png"
+    write_file(path, picture.getvalue())
+    return path
+
+
+def tidy(axes: Axes) -> None:
+    """A faint grid, and no frame above and on the right."""
+    axes.grid(visible=True, which="major", alpha=0.25)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
 
 
 def _title(folder: Path, rows: Sequence[Row]) -> str:
@@ -111,16 +132,16 @@ def _draw_loss(axes: Axes, train: Sequence[Row], heldout: Sequence[Row]) -> None
     axes.set_ylabel("loss [bits per byte]")
     if steps or steps_out:
         axes.legend(frameon=False, loc="upper right")
-    _tidy(axes)
+    tidy(axes)
 
 
 def _draw_rate(axes: Axes, train: Sequence[Row]) -> None:
     steps, values = _series(train, "lr")
-    axes.plot(steps, values, color=_RATE, linewidth=1.6)
+    axes.plot(steps, values, color=RATE, linewidth=1.6)
     axes.set_ylabel("learning rate")
     axes.set_ylim(bottom=0)
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 2), useMathText=True)
-    _tidy(axes)
+    tidy(axes)
 
 
 def _draw_norm(axes: Axes, train: Sequence[Row]) -> None:
@@ -134,7 +155,7 @@ def _draw_norm(axes: Axes, train: Sequence[Row]) -> None:
         axes.axvline(step, color=_REFUSED, linewidth=1, alpha=0.8, label="refused updates" if index == 0 else None)
     if refused:
         axes.legend(frameon=False, loc="upper right")
-    _tidy(axes)
+    tidy(axes)
 
 
 def _refused(train: Sequence[Row]) -> list[int]:
@@ -176,9 +197,3 @@ def _log_scale(axes: Axes, values: Sequence[float], *, fine_below: float) -> Non
     axes.yaxis.set_major_locator(LogLocator(subs=ticks))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.minorticks_off()
-
-
-def _tidy(axes: Axes) -> None:
-    axes.grid(visible=True, which="major", alpha=0.25)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)

@@ -239,7 +239,7 @@ def _finish(state: TensorDict, start: Start, run: Path, voice: Progress, signals
             if any(map(drawn, read_lines(run / "metrics.jsonl"))):  # a short run may have logged nothing
                 plot(run)
         else:
-            voice.say(NO_MATPLOTLIB)
+            voice.say(NO_MATPLOTLIB.format("loss.png"))
         if start.config.sample.length and not start.config.data.tokenizer.startswith("ids:"):
             voice.say(f"sample:\n{written(state, start.config.sample, start.config.eval.weights, start.text.coder)}")
 

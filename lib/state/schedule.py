@@ -119,10 +119,7 @@ def _shaped(u: Tensor, schedule: Schedule) -> Tensor:
 
 
 def _with_tail(u: Tensor, schedule: Schedule) -> Tensor:
-    length = schedule.length or 1
-    # Cycles are those of wsd here; those of a cosine are all before its tail.
-    period = length // schedule.cycles if schedule.shape == "wsd" else length
-    down = round((0.1 if schedule.tail is None else schedule.tail) * period)
+    length, period, down = schedule.length or 1, schedule.period, schedule.down
     end = schedule.floor if schedule.end is None else schedule.end
     # The last update of a cycle is its end: (0, period] and not [0, period).
     within = u - period * (torch.ceil(u / period) - 1).clamp(0, length // period - 1)

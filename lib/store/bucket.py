@@ -15,11 +15,12 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lib.errors import CheckpointError
+from lib.store.each import each
 from lib.store.manifest import COMMIT, MANIFEST, METADATA, decode_attributes
 from lib.store.place import Content
 from lib.store.remote import said
@@ -223,9 +224,7 @@ class _Draft:
         """Folders are no more than a part of names."""
 
     def write(self, files: Sequence[Content]) -> None:
-        with ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(self._put, files):
-                pass
+        each(self._put, files, THREADS)
 
     def seal(self, folders: Sequence[str], manifest: bytes, commit: bytes) -> None:
         del folders

@@ -10,21 +10,19 @@ import contextlib
 import errno
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from lib.store import disk
+from lib.store.each import each
 from lib.store.manifest import COMMIT, MANIFEST
 from lib.store.place import Content
 
 __all__ = ["Folder"]
 
 THREADS = 8  # files written or synced at once; one alone leaves the disk here waiting for half of the time
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -158,10 +156,10 @@ class _Draft:
             os.mkdir(f"{self.hidden}/{name}")
 
     def write(self, files: Sequence[Content]) -> None:
-        _each(lambda file: disk.write_file(f"{self.hidden}/{file[0]}", file[1]), files)
+        each(lambda file: disk.write_file(f"{self.hidden}/{file[0]}", file[1]), files, THREADS)
 
     def seal(self, folders: Sequence[str], manifest: bytes, commit: bytes) -> None:
-        _each(lambda name: disk.sync(f"{self.hidden}/{name}"), folders)
+        each(lambda name: disk.sync(f"{self.hidden}/{name}"), folders, THREADS)
         disk.write_file(f"{self.hidden}/{MANIFEST}", [(manifest,)])
         disk.write_file(f"{self.hidden}/{COMMIT}", [(commit,)])
         disk.sync(self.hidden)
@@ -173,14 +171,3 @@ class _Draft:
         except OSError:
             os.rename(self.target, self.hidden)  # not surely on the disk, so not there
             raise
-
-
-def _each(act: Callable[[T], None], items: Sequence[T]) -> None:
-    """Do it for each, several at once; the first failure is raised, and what has not begun by then never begins."""
-    if THREADS == 1 or len(items) == 1:
-        for item in items:
-            act(item)
-        return
-    with ThreadPoolExecutor(THREADS) as pool:
-        for _ in pool.map(act, items):
-            pass

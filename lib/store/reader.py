@@ -11,7 +11,6 @@ import contextlib
 import difflib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from lib.errors import CheckpointError
 from lib.recipe import Recipe
+from lib.store.each import each
 from lib.store.grid import overlap
 from lib.store.leaves import RECIPE, STORED, Leaf, array_of, assemble, empty, state_path
 from lib.store.manifest import (
@@ -125,8 +125,12 @@ def verify(place: Place) -> None:
             if isinstance(node, Array)
             for index, key in keys(node.layout)
         ]
-        _all(place, _one_text(place, manifest), [path for path, node in manifest.nodes.items() if node != "recipe"])
-        _all(place, lambda file: _read_file(place, manifest, file), files)
+        each(
+            _one_text(place, manifest),
+            [path for path, node in manifest.nodes.items() if node != "recipe"],
+            place.readers,
+        )
+        each(lambda file: _read_file(place, manifest, file), files, place.readers)
 
 
 def read_tree(place: Place, manifest: Manifest, aim: Aim) -> TensorDict:
@@ -156,8 +160,8 @@ def read_tree(place: Place, manifest: Manifest, aim: Aim) -> TensorDict:
                 files += [_File(path, node, index, key, part) for index, key in _needed(node, target.box)]
                 made.append((name, target, local))
         if aim.all_here:
-            _all(place, _one_text(place, manifest), texts)
-        _all(place, lambda file: _read_file(place, manifest, file), files)
+            each(_one_text(place, manifest), texts, place.readers)
+        each(lambda file: _read_file(place, manifest, file), files, place.readers)
     # Only now that it is read: a leaf of a mesh of another kind of device is a copy of what is here.
     found |= {name: target.filled(local) for name, target, local in made}
     return assemble(found)
@@ -263,17 +267,6 @@ def _read_file(place: Place, manifest: Manifest, wanted: _File) -> None:
             source.read(file.size - len(want), [table])
             if table.tobytes() != want:
                 raise CheckpointError(_damaged(place, manifest, name))
-
-
-def _all(place: Place, act: Callable[[Any], None], items: Sequence[Any]) -> None:
-    """Do it for each, several at once; the first failure in their order is raised."""
-    if len(items) < 2:
-        for item in items:
-            act(item)
-        return
-    with ThreadPoolExecutor(place.readers) as pool:
-        for _ in pool.map(act, items):
-            pass
 
 
 def _one_text(place: Place, manifest: Manifest) -> Callable[[str], None]:

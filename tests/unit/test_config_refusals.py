@@ -76,9 +76,9 @@ RANGE = "{} must be {}; give one in range"
         ("optim.clip=inf", "optim.clip=inf must be a number or none; change the value"),
         ("optim.lr=1e999", "optim.lr=inf must be a finite number; give one"),
         ("optim.rule=adam", "optim.rule=adam must be one of adamw, sgd, lion, adafactor, muon; change the value"),
-        ("steps=99999999999999999999", "steps=99999999999999999999 must be at most 2**53; lower it"),
-        ("tokens=99999999999999999999", "tokens=99999999999999999999 must be at most 2**53; lower it"),
-        ("schedule.length=9007199254740993", "schedule.length=9007199254740993 must be at most 2**53; lower it"),
+        ("steps=99999999999999999999", "steps=99999999999999999999 must be < 2**63; give one in range"),
+        ("tokens=99999999999999999999", "tokens=99999999999999999999 must be < 2**63; give one in range"),
+        ("log.every=9223372036854775808", "log.every=9223372036854775808 must be < 2**63; give one in range"),
         (
             "checkpoint.best_by=eval/bpb",
             "checkpoint.best_by=eval/bpb must go with checkpoint.keep_best; set checkpoint.keep_best=3",
@@ -171,6 +171,10 @@ def test_a_bad_setting_is_named_with_its_value_and_rule(setting: str, message: s
         (
             ["schedule.shape=constant", "schedule.floor=0.5"],
             "schedule.floor=0.5 must not go with schedule.shape=constant (it is never reached); drop one",
+        ),
+        (
+            ["schedule.shape=power", "schedule.warmup=9", "schedule.length=500"],
+            "schedule.length=500 must not go with schedule.shape=power (it has no end); drop one",
         ),
         (
             ["schedule.shape=wsd", "schedule.end=0", "schedule.floor=0.7"],

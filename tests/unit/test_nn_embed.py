@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import library
 
 from lib.nn.embed import embed
 
@@ -30,4 +31,4 @@ def test_a_thousand_small_gradients_are_not_lost(dtype: torch.dtype) -> None:
 
 def test_the_operator_obeys_the_rules_of_custom_operators() -> None:
     weight = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    torch.library.opcheck(torch.ops.purestep.embed.default, (torch.tensor([[1, 2]]), weight))
+    library.opcheck(torch.ops.purestep.embed.default, (torch.tensor([[1, 2]]), weight))

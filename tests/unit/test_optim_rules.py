@@ -230,7 +230,7 @@ PARAMS = {"a": torch.ones(2, 2), "b": torch.ones(2)}
         (partition({"x": ("a", adam())}), "partition: b must be in a group; widen a pattern or give rest=freeze()"),
         (
             partition({"x": ("a", adam()), "y": ("*", adam())}, rest=freeze()),
-            "partition: a is in x and in y, must be in one group; narrow a pattern",
+            "partition: a is in 'x' and in 'y', must be in one group; narrow a pattern",
         ),
         (mask(lambda params: ["zz"], adam()), "where: 'zz' is no parameter, must be one of a, b; fix the function"),
         (mask([], adam()), "where: no patterns, must be at least one"),

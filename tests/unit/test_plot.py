@@ -80,7 +80,7 @@ def test_without_matplotlib_the_verb_names_the_extra(
     (folder / "config.toml").write_text("")
     monkeypatch.setattr(plots, "drawable", lambda: False)
     assert main(["plot", f"run.dir={folder}"]) == 2
-    assert capsys.readouterr().err == f"error: {NO_MATPLOTLIB}\n"
+    assert capsys.readouterr().err == "error: " + NO_MATPLOTLIB.format("loss.png") + "\n"
     assert not (folder / "loss.png").exists()
 
 

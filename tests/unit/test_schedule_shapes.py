@@ -15,7 +15,7 @@ from lib.rates import stages_of
 from lib.recipe import Recipe
 from lib.state import init_state
 from lib.state.schedule import factor
-from tests.strategies import PLAIN, gradients, own, refusal, run
+from tests.strategies import PLAIN, fitting, gradients, own, refusal, run
 
 
 def at(schedule: Schedule, *updates: int) -> list[float]:
@@ -38,12 +38,12 @@ WORKED = {
 
 @pytest.mark.parametrize("shape", WORKED)
 def test_the_worked_values(shape: Any) -> None:
-    schedule = Schedule(shape=shape, **LONG, tail_shape="reciprocal" if shape == "wsd" else "linear")
+    schedule = fitting(shape=shape, **LONG, tail_shape="reciprocal" if shape == "wsd" else "linear")
     assert at(schedule, *UPDATES) == pytest.approx(list(WORKED[shape]), abs=1e-9)
 
 
 def test_a_root_reaches_the_floor_and_stays_there() -> None:
-    schedule = Schedule(shape="power", **LONG)
+    schedule = fitting(shape="power", **LONG)
     assert at(schedule, 200_000, 200_001, 10**9) == pytest.approx([0.1, 0.1, 0.1], abs=1e-12)
     assert at(schedule, 199_000)[0] > 0.1
 
@@ -127,7 +127,7 @@ AFTER: dict[str, tuple[dict[str, Any], Callable[[int], float]]] = {
 def test_twelve_updates_and_what_comes_after(name: str) -> None:
     settings, after = AFTER[name]
     shape: Any = name.split(maxsplit=1)[0]
-    schedule = Schedule(shape=shape, warmup=W, length=T, floor=M, **settings)
+    schedule = fitting(shape=shape, warmup=W, length=T, floor=M, **settings)
     peak = (1 + M) / 2 if shape == "half_cosine" else 1.0
     want = [peak * warm(t) if t <= W else after(t) for t in range(1, T + 1)]
     assert at(schedule, *range(1, T + 1)) == pytest.approx(want, rel=1e-12, abs=1e-15)
