@@ -183,6 +183,15 @@ def recipes(draw: st.DrawFn) -> Recipe:
     )
 
 
+# Configs ------------------------------------------------------------------------------------------------------------
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return dict(value)
+
+
 # Steps of one's own ---------------------------------------------------------------------------------------------------
 
 OWN = Recipe(model=None, optim=Optim(lr=0.1, decay=0.0, beta2=0.999, clip=None))

@@ -136,11 +136,11 @@ def test_muon(shapes: Any, peak: float, weight: float, nesterov: bool, rms: bool
         peak,
         weight,
     )
-    # Both iterate in bf16 (8 bits), and their sums of products are in other orders: each update may differ by a few units of
-    # bf16, of entries of size 1.2 at most.
+    # Both iterate in bf16 (8 bits), and their sums of products are in other orders: each update may differ by a unit or two
+    # of bf16 (0.0075 of the path at most was seen; the other kind of momentum moves it by 0.03, the other factor by 0.19).
     for path, leaf in leaves(ours).items():
         factor = 0.2 * max(leaf.shape) ** 0.5 if rms else max(1.0, leaf.shape[0] / leaf.shape[1]) ** 0.5
-        assert (leaf - theirs[path].detach()).abs().max() <= UPDATES * peak * factor * 0.05, path
+        assert (leaf - theirs[path].detach()).abs().max() <= UPDATES * peak * factor * 3 * 2**-8, path
 
 
 @FEW
