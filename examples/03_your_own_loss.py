@@ -17,7 +17,7 @@ def loss(model, batch, key):
     return wrong.square().sum(), torch.tensor(wrong.numel())
 
 
-recipe = Recipe(optim=Optim(lr=1e-2, decay=0.0, average=0.98), schedule=Schedule(shape="cosine", warmup=20, length=200))
+recipe = Recipe(optim=Optim(lr=1e-2, decay=0.0, average=0.9), schedule=Schedule(shape="cosine", warmup=20, length=200))
 train_step, eval_step = make_train_step(loss, net), make_eval_step(loss, net)
 state = init_state(recipe, seed=0, params=net)
 before = net[0].weight.detach().clone()
@@ -35,6 +35,6 @@ for n in range(200):
         print(f"step {n + 1}: squared error {metrics['loss_nats']:.5f}, gradient norm {metrics['grad_norm']:.4f}")
 
 held_out = eval_step(state, batch(10_000))
-averaged = eval_step(state.copy().set("params", state["average"]), batch(10_000))
+averaged = eval_step(state.copy().set("params", state["average", "params"]), batch(10_000))
 print(f"held-out: {held_out['loss_nats']:.5f}; with the averaged weights: {averaged['loss_nats']:.5f}")
 print("the module itself was never touched:", torch.equal(net[0].weight, before))

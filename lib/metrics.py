@@ -27,6 +27,7 @@ UNITS: Mapping[str, str] = MappingProxyType(
         "scale": "loss scale of this update",
         "skipped": "refused updates so far",
         "refused": "1 if this update was refused",
+        "spike_score": "share of updates so far that were spikes; with guard.window",
     }
 )
 
@@ -42,8 +43,9 @@ def train_report(
     scale: Tensor,
     skipped: Tensor,
     refused: Tensor,
+    spike_score: Tensor | None = None,
 ) -> TensorDict:
-    """Report of one update; the names are those of `UNITS`, the same at every step."""
+    """Report of one update; the names are those of `UNITS`, the same at every step of a recipe."""
     return tensordict(
         {
             "step": step.clone(),
@@ -56,6 +58,7 @@ def train_report(
             "scale": scale.clone(),
             "skipped": skipped.clone(),
             "refused": refused.clone(),
+            **({} if spike_score is None else {"spike_score": spike_score}),
         }
     )
 

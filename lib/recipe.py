@@ -253,16 +253,21 @@ class Guard(Checked, frozen=True):
     Attributes:
         patience: refused updates in a row after which the run stops as diverged (exit 4).
         window: accepted losses and gradient norms the spike guard remembers; 0 = no spike guard.
-        sigma: an update whose loss or norm is more than this many standard deviations above their mean is refused.
+        sigma: an update whose loss or norm is more than this many standard deviations above their mean is a spike.
+        spikes: "refuse" them, or "count" them only; either way `spike_score` in the metrics is their share.
     """
 
     _at: ClassVar[str] = "guard."
     patience: Count = 10
     window: Natural = 0
     sigma: Positive = 6.0
+    spikes: Literal["refuse", "count"] = "refuse"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("sigma", "spikes"):
+            if self.sets(name) and not self.window:
+                raise ValueError(f"guard.{name}={getattr(self, name)} must go with guard.window; set guard.window=128")
         if 0 < self.window < 4:
             raise ValueError(f"guard.window={self.window} must be 0 (off) or at least 4; set guard.window=128")
 

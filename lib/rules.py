@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from msgspec import Meta
 
-from lib.values import Checked, Positive, Share, check_used
+from lib.values import Checked, Count, Positive, Share, check_used, shown
 
 __all__ = ["MOST_LR", "Group", "Optim", "groups_of"]
 
@@ -32,7 +33,12 @@ class Optim(Checked, frozen=True):
         groups: other rates for some parameters, as texts PATTERN:lr=F,decay=F (factors; either may be left out) or
             PATTERN:freeze; a parameter is in one group at most.
         no_decay: patterns (`*`, `?`) of parameter paths without weight decay; none = vectors and scalars (norms, biases).
-        average: decay of an exponential moving average of the parameters; none = no average is kept.
+        average: decay of an exponential moving average of the parameters that is kept beside them, or "uniform" for a plain
+            mean; none = no average is kept.
+        average_last: so many updates the average is of, up to each end of a window; it is then kept until the next window
+            begins. None = all updates.
+        average_every: windows end at updates that are a multiple of this.
+        average_at: windows end at these updates.
     """
 
     _at: ClassVar[str] = "optim."
@@ -49,7 +55,10 @@ class Optim(Checked, frozen=True):
     groups: tuple[str, ...] = ()
     clip: Positive | None = 1.0
     no_decay: tuple[str, ...] | None = None
-    average: Share | None = None
+    average: Share | Literal["uniform"] | None = None
+    average_last: Count | None = None
+    average_every: Count | None = None
+    average_at: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,6 +72,34 @@ class Optim(Checked, frozen=True):
                 "optim.nesterov=true must not go with optim.momentum=0 (nothing lies ahead then); drop one"
             )
         groups_of(self)
+        _check_windows(self)
+
+
+def _check_windows(optim: Optim) -> None:
+    last, every, at = optim.average_last, optim.average_every, optim.average_at
+    for name in ("average_last", "average_every", "average_at"):
+        if optim.sets(name) and optim.average is None:
+            raise ValueError(
+                f"optim.{name}={shown(getattr(optim, name))} must go with optim.average; set both or neither"
+            )
+    if (last is None) != (every is None and not at):
+        raise ValueError(
+            f"optim.average_last={shown(last)} must go with an end, optim.average_every or optim.average_at; set both or neither"
+        )
+    if every is not None and at:
+        raise ValueError(
+            f"optim.average_every={every} must not go with optim.average_at={list(at)}, windows must not overlap; drop one"
+        )
+    if last is not None and every is not None and last > every:
+        raise ValueError(
+            f"optim.average_last={last} must be at most optim.average_every={every}, windows must not overlap; lower it"
+        )
+    for before, end in pairwise((0, *at)):
+        if end - before < (last or 1):
+            raise ValueError(
+                f"optim.average_at={end} must be at least optim.average_last={last} after {before}, "
+                f"windows must not overlap; change one"
+            )
 
 
 class Group(NamedTuple):

@@ -128,7 +128,9 @@ def _advance(
         schedule.number(old["scheduler"], recipe.schedule, summed.targets), recipe.schedule
     )
     sound = (lr.abs() <= MOST_LR) & torch.isfinite(old["scheduler"]["decay"])
-    accept = some & finite & ~spike & sound
+    accept = some & finite & sound
+    if recipe.guard.spikes == "refuse":
+        accept = accept & ~spike
     factor, accepted = together([grad.clip_factor(norm, recipe.optim.clip), accept])
     grads = tree_map(lambda g: g * factor, grads)
 
@@ -136,8 +138,8 @@ def _advance(
     now = Now(lr, old["scheduler"]["decay"], fold(draws, _OPTIM))
     _, params, optimizer = rule.update(grads, old["params"], old["optimizer"], now)
     proposed = {"params": params, "optimizer": optimizer}
-    if "average" in old and recipe.optim.average is not None:
-        proposed["average"] = average.update(old["average"], params, recipe.optim.average)
+    if "average" in old:
+        proposed["average"] = average.update(old["average"], params, recipe.optim, old["step"] + 1)
 
     # Finite gradients at a sound rate make finite parameters by our own rules; what others make is looked at.
     if watched:
@@ -153,7 +155,9 @@ def _advance(
     new["scale"] = scale.update(old["scale"], recipe, finite=finite, refused=refused, some=some)
     new["key"] = key.update(old["key"])
     if "window" in old:
-        new["window"] = window.update(old["window"], accept, loss_nats, norm)
+        new["window"] = window.update(
+            old["window"], accept=accept, spike=spike, finite=some & finite, loss=loss_nats, norm=norm
+        )
 
     report = metrics.train_report(
         step=new["step"],
@@ -165,6 +169,7 @@ def _advance(
         scale=old["scale"]["scale"],
         skipped=new["scale"]["skipped"],
         refused=refused,
+        spike_score=window.score(new["window"]) if "window" in old else None,
     )
     out = tensordict(new)
     out.set_non_tensor("recipe", recipe)

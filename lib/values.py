@@ -52,4 +52,4 @@ def check_used(value: Checked, by: str, table: tuple[tuple[str, tuple[str, ...]]
 
 def shown(value: Any) -> str:
     """A value as a config writes it."""
-    return str(list(value) if isinstance(value, tuple) else value)
+    return "none" if value is None else str(list(value) if isinstance(value, tuple) else value)

@@ -157,6 +157,9 @@ def fitting(*, length: int, floor: float | None = None, **settings: Any) -> Sche
     return Schedule(**settings)
 
 
+COUNTING = Guard(window=4, sigma=0.5, spikes="count")
+
+
 @st.composite
 def recipes(draw: st.DrawFn) -> Recipe:
     """Every slot with and without, every dtype, every shape of schedule."""
@@ -179,7 +182,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         ),
         precision=Precision(compute=draw(st.sampled_from(["fp32", "bf16", "fp16"]))),
         scale=Scale(every=draw(st.sampled_from([1, 2000]))),
-        guard=Guard(window=draw(st.sampled_from([0, 4])), sigma=draw(st.sampled_from([0.5, 6.0]))),
+        guard=draw(st.sampled_from([Guard(), Guard(window=4), Guard(window=4, sigma=0.5), COUNTING])),
     )
 
 

@@ -107,7 +107,9 @@ def _leaves_at(source: str, what: str) -> dict[str, Tensor]:
         return found
     if what == "all":
         return leaves(load(source))
-    return leaves(load(source, keys=[what])[what])
+    if what == "average":
+        return leaves(load(source, keys=["average.params"])["average", "params"])
+    return leaves(load(source, keys=["params"])["params"])
 
 
 def _recipe_at(source: str) -> Recipe | None:

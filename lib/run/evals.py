@@ -93,5 +93,5 @@ def weights_of(state: TensorDict, weights: Literal["params", "average"]) -> Tens
     if "average" not in state.keys():  # noqa: SIM118 - a TensorDict looks into its keys only when asked
         raise ValueError("eval.weights=average must have an average in the state; set eval.weights=params")
     view = state.clone(recurse=False)
-    view["params"] = state["average"]
+    view["params"] = state["average", "params"]
     return view

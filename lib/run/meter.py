@@ -47,7 +47,7 @@ def meter(rows: Sequence[Row], step: int) -> Meter:
         first, clock = since[0] if at > since[0][0] else began
         since[0] = (at, then)
         pace = (values["tokens"] or 0) * (at - first) / max(then - clock, 1e-9)
-        values = {name: values[name] for name in UNITS}  # as documented, not as sorted
+        values = {name: values[name] for name in UNITS if name in values}  # as documented, not as sorted
         return {**values, "tokens_per_s": round(pace, 1), "elapsed_s": round(before + then - now, 3)}
 
     def tick(at: int) -> None:

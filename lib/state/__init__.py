@@ -68,7 +68,7 @@ def beginning_at(state: TensorDict, weights: Tree) -> TensorDict:
     begun["params"] = tensordict(weights)
     begun["optimizer"] = tensordict(rule_of(recipe).init(weights))
     if recipe.optim.average is not None:
-        begun["average"] = tensordict(average.init(weights))
+        begun["average"] = tensordict(average.init(weights, recipe.optim))
     return begun
 
 
@@ -110,7 +110,7 @@ def _slots(recipe: Recipe, seed: int, given: Any, at: Any, rule: Rule | None, de
         "key": root,
     }
     if recipe.optim.average is not None:
-        tree["average"] = average.init(weights)
+        tree["average"] = average.init(weights, recipe.optim)
     if recipe.guard.window:
         tree["window"] = window.init(recipe.guard)
     return tree

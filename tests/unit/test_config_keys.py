@@ -102,6 +102,9 @@ OTHER: dict[str, tuple[Any, Any]] = {
     "optim.clip": (None, None),
     "optim.no_decay": (["*.norm", "embed.*"], ("*.norm", "embed.*")),
     "optim.average": (0.999, 0.999),
+    "optim.average_last": (4, 4),
+    "optim.average_every": (9, 9),
+    "optim.average_at": ([9, 20], (9, 20)),
     "schedule.shape": ("linear", "linear"),
     "schedule.warmup": (0, 0),
     "schedule.length": (123, 123),
@@ -128,6 +131,7 @@ OTHER: dict[str, tuple[Any, Any]] = {
     "guard.patience": (3, 3),
     "guard.window": (128, 128),
     "guard.sigma": (4.5, 4.5),
+    "guard.spikes": ("count", "count"),
     "checkpoint.dir": ("s3://bucket/run", "s3://bucket/run"),
     "checkpoint.every": (17, 17),
     "checkpoint.at": ([5, 70], (5, 70)),
@@ -164,6 +168,11 @@ BELOW: dict[str, Any] = {  # what a key needs beside it
     "init.take": {"init": {"path": "runs/old"}},
     "init.names": {"init": {"path": "runs/old"}},
     "checkpoint.best_by": {"checkpoint": {"keep_best": 2}},
+    "guard.sigma": {"guard": {"window": 8}},
+    "guard.spikes": {"guard": {"window": 8}},
+    "optim.average_last": {"optim": {"average": "uniform", "average_last": 3, "average_every": 50}},
+    "optim.average_every": {"optim": {"average": "uniform", "average_last": 3, "average_every": 50}},
+    "optim.average_at": {"optim": {"average": "uniform", "average_last": 3, "average_at": [5]}},
     "optim.momentum": {"optim": {"rule": "muon"}},
     "optim.nesterov": {"optim": {"rule": "muon"}},
     "optim.matrices": {"optim": {"rule": "muon"}},
@@ -171,7 +180,14 @@ BELOW: dict[str, Any] = {  # what a key needs beside it
     "schedule.end": {"schedule": {"tail": 0.2}},
     "schedule.stages": {"schedule": {"shape": "stages", "stages": ["cosine:5:0.5"]}},
 }
-NEEDED = {"data.sources.NAME.path", "schedule.stages"}  # there is no default that could stand where these are asked for
+# There is no default that could stand where these are asked for.
+NEEDED = {
+    "data.sources.NAME.path",
+    "schedule.stages",
+    "optim.average_last",
+    "optim.average_every",
+    "optim.average_at",
+}
 ONE_CHOICE = {"eval.weights"}  # no other value that could stand alone
 
 

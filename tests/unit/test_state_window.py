@@ -10,7 +10,7 @@ import torch
 
 from lib.config import Guard
 from lib.state import init_state, window
-from tests.strategies import PLAIN, bits, gradients, own, run, same_bits
+from tests.strategies import PLAIN, bits, gradients, own, rebuilt, run
 
 GUARD = Guard(window=4, sigma=2.0)
 TRUE, FALSE = torch.tensor(True), torch.tensor(False)
@@ -19,8 +19,14 @@ TRUE, FALSE = torch.tensor(True), torch.tensor(False)
 def filled(*values: tuple[float, float], guard: Guard = GUARD) -> Any:
     slot = window.init(guard)
     for loss, norm in values:
-        slot = window.update(slot, TRUE, torch.tensor(loss), torch.tensor(norm))
+        slot = stored(slot, TRUE, loss, norm)
     return slot
+
+
+def stored(slot: Any, accept: torch.Tensor, loss: float, norm: float) -> Any:
+    loss_, norm_ = torch.tensor(loss), torch.tensor(norm)
+    finite = torch.isfinite(loss_) & torch.isfinite(norm_)
+    return window.update(slot, accept=accept, spike=FALSE, finite=finite, loss=loss_, norm=norm_)
 
 
 def spike(slot: Any, loss: float, norm: float, guard: Guard = GUARD) -> bool:
@@ -61,7 +67,8 @@ def test_the_oldest_value_makes_room() -> None:
 def test_refused_values_are_not_stored_even_if_they_are_not_finite() -> None:
     slot = filled((1.0, 1.0), (2.0, 2.0))
     for value in (math.nan, math.inf, 1e9):
-        assert same_bits(window.update(slot, FALSE, torch.tensor(value), torch.tensor(value)), slot)
+        new = stored(slot, FALSE, value, value)
+        assert {name for name in slot if bits(new)[name] != bits(slot)[name]} == ({"judged"} if value == 1e9 else set())
 
 
 def losses(*values: float) -> list[Any]:
@@ -74,8 +81,10 @@ def test_a_spike_is_refused_and_leaves_no_trace_in_the_guard() -> None:
     state, _ = run(PLAIN, state, losses(1.0, 2.0, 1.0))
     new, metrics = PLAIN(state, losses(100.0)[0])
     assert metrics["refused"].item()
-    for slot in ("params", "optimizer", "window"):
+    for slot in ("params", "optimizer"):
         assert bits(new[slot]) == bits(state[slot])
+    for leaf in ("loss", "norm", "count"):
+        assert torch.equal(new["window", leaf], state["window", leaf])
     assert (new["scale", "skipped"].item(), new["scale", "bad"].item()) == (1, 1)
     after, metrics = PLAIN(new, losses(1.5)[0])
     assert not metrics["refused"].item()
@@ -96,3 +105,24 @@ def test_a_loss_that_is_not_finite_is_never_stored(value: float) -> None:
     state, _ = run(PLAIN, state, losses(1.0, value, 2.0, value, value))
     assert state["window", "loss"].tolist() == pytest.approx([1.0, 2.0, 0.0, 0.0], abs=1e-6)
     assert state["window", "count"].item() == 2
+
+
+@pytest.mark.parametrize("spikes", ["refuse", "count"])
+def test_the_spike_score_is_the_share_of_spikes_among_the_updates_that_were_judged(spikes: Any) -> None:
+    guard = Guard(window=4, sigma=2.0, spikes=spikes)
+    state = init_state(own(lr=1e-9, guard=guard), params={"w": torch.tensor(1.0)})
+    scores, refused = [], []
+    # Not judged: the first two, and what is not finite. Spikes: 100 after 1 2, and 1e9 whatever was stored between.
+    for batch in losses(1.0, 2.0, 100.0, math.nan, 1.5, 1e9):
+        state, row = PLAIN(rebuilt(state), batch)
+        scores.append(row["spike_score"].item())
+        refused.append(bool(row["refused"]))
+    assert scores == pytest.approx([0, 0, 1, 1, 1 / 2, 2 / 3])
+    assert refused == [False, False, spikes == "refuse", True, False, spikes == "refuse"]
+    assert state["window", "judged"].item() == 3
+    assert state["window", "spikes"].item() == 2
+
+
+def test_a_run_without_a_guard_has_no_score() -> None:
+    _, row = PLAIN(init_state(own(), params={"w": torch.tensor(1.0)}), losses(1.0)[0])
+    assert "spike_score" not in row.keys()  # noqa: SIM118

@@ -91,7 +91,7 @@ def test_a_whole_state_goes_into_one_file_and_back(run: Path, tmp_path: Path) ->
 
 def test_the_average_of_the_parameters_is_taken_by_name(run: Path, tmp_path: Path) -> None:
     assert convert(f"run.dir={run}", f"convert.target={tmp_path / 'a.safetensors'}", "convert.what=average").code == 0
-    average = leaves(load(run)["average"])
+    average = leaves(load(run)["average", "params"])
     assert {name: bits(leaf) for name, leaf in load_file(tmp_path / "a.safetensors").items()} == {
         name: bits(leaf) for name, leaf in average.items()
     }
@@ -186,7 +186,7 @@ def test_a_new_run_begins_with_the_weights_of_another(source: str, run: Path, tm
     assert {name: bits(leaf) for name, leaf in leaves(state["params"]).items()} == {
         n: bits(p) for n, p in params.items()
     }
-    assert {name: bits(leaf) for name, leaf in leaves(state["average"]).items()} == {
+    assert {name: bits(leaf) for name, leaf in leaves(state["average", "params"]).items()} == {
         n: bits(p) for n, p in params.items()
     }
     assert state["step"] == state["optimizer", "adam", "count"] == 0

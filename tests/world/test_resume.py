@@ -49,7 +49,7 @@ def test_the_run_is_as_hard_as_it_is_meant_to_be(runs: Runs) -> None:
     assert refused
     assert 1 < min(refused) < STEPS
     assert int.from_bytes(runs.bits["cursor.text.epoch"], "little") >= 2
-    assert runs.bits["average.embed.weight"] != runs.bits["params.embed.weight"]
+    assert runs.bits["average.params.embed.weight"] != runs.bits["params.embed.weight"]
 
 
 @pytest.mark.parametrize("k", range(STEPS + 1))
