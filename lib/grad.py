@@ -10,6 +10,7 @@ import torch._dynamo
 from torch import Tensor
 
 from lib.shapes import Float
+from lib.shard.words import gather
 from lib.tree import Tree, flatten, leaves, tree_map
 
 __all__ = ["Found", "MicroLoss", "Summed", "accumulate", "clip_factor", "global_norm", "micro_batches"]
@@ -84,7 +85,7 @@ def micro_batches(batch: Tree) -> list[Tree]:
 
 def global_norm(tree: Tree) -> Float[Tensor, ""]:
     """Root of the sum of the squares of all leaves."""
-    return torch.stack([leaf.square().sum() for leaf in leaves(tree).values()]).sum().sqrt()
+    return gather(torch.stack([leaf.square().sum() for leaf in leaves(tree).values()]).sum()).sqrt()
 
 
 def clip_factor(norm: Float[Tensor, ""], limit: float | Tensor | None) -> Float[Tensor, ""]:

@@ -34,11 +34,12 @@ def mix32(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     Source: "lowbias32", C. Wellons 2018, Hash Prospector. The second multiplier stands less 2**32, the same modulo 2**32, so
     that no product leaves int64.
     """
-    x = x ^ (x >> 16)
+    # Not written as `>>`: of a DTensor torch 2.13 gives another value than of the tensor it holds.
+    x = x ^ torch.bitwise_right_shift(x, 16)
     x = (x * 0x7FEB352D) & _LOW32
-    x = x ^ (x >> 15)
+    x = x ^ torch.bitwise_right_shift(x, 15)
     x = (x * (0x846CA68B - 2**32)) & _LOW32
-    return x ^ (x >> 16)
+    return x ^ torch.bitwise_right_shift(x, 16)
 
 
 def fold(key: Int[Tensor, "..."], word: Int[Tensor, "..."] | int) -> Int[Tensor, "..."]:

@@ -24,6 +24,7 @@ from lib.optim import Now, Rule, frozen, rule_of
 from lib.random import fold, purpose
 from lib.recipe import MOST_LR, Recipe
 from lib.scalars import together
+from lib.shard.words import gather, place
 from lib.state import average, cursor, key, scale, schedule, window
 from lib.tree import Tree, leaves, plain, select, tensordict, tree_map
 
@@ -143,12 +144,13 @@ def _advance(
 
     # Finite gradients at a sound rate make finite parameters by our own rules; what others make is looked at.
     if watched:
-        accept = accept & torch.isfinite(torch.stack([leaf.sum() for leaf in leaves(params).values()]).sum())
+        accept = accept & torch.isfinite(gather(torch.stack([leaf.sum() for leaf in leaves(params).values()]).sum()))
         (accepted,) = together([accept])
 
     # 6, 7. Accept or refuse, leaf by leaf; what must move moves either way, and the cursor is the one the batch brought.
     refused = some & ~accept
-    new: Tree = select(accepted > 0, proposed, {name: old[name] for name in proposed})
+    before = {name: old[name] for name in proposed}
+    new: Tree = select(accepted > 0, tree_map(place, proposed, before), before)
     new["step"] = old["step"] + 1
     new["scheduler"] = schedule.update(old["scheduler"], recipe.schedule, accept=accept, targets=summed.targets)
     new["cursor"] = cursor.update(old["cursor"], data)
@@ -189,7 +191,7 @@ def _evaluate(state: TensorDict, batch: TensorDict, loss: grad.MicroLoss) -> Ten
 
 def _cast(compute: str) -> Callable[[Tree], Tree]:
     dtype = dict(_DTYPES)[compute]
-    return lambda tree: tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
+    return lambda tree: tree_map(lambda leaf: gather(leaf.to(dtype) if leaf.is_floating_point() else leaf), tree)
 
 
 def _numbered(loss: Loss) -> grad.MicroLoss:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lib.random import fold, mix32, purpose
 from lib.shapes import Float, Int
+from lib.shard.words import split
 from lib.tree import Tree, tree_map, tree_map_named
 
 __all__ = ["round_by_chance", "stored"]
@@ -28,7 +29,7 @@ def round_by_chance(values: Float[Tensor, "..."], key: Int[Tensor, ""]) -> Tenso
 
     Source: the rule of Gupta et al. 2015, arXiv:1502.02551: the 16 bits that fall away, plus 16 random ones, carry or do not.
     """
-    place = torch.arange(values.numel(), device=values.device).reshape(values.shape)
+    place = split(torch.arange(values.numel(), device=values.device).reshape(values.shape), values)
     chance = mix32((place * 0x9E3779B1 + key) & _LOW32) & _LOW16
     bits = values.view(torch.int32).to(torch.int64)
     carried = ((bits + chance) & ~_LOW16).to(torch.int32).view(torch.float32)
