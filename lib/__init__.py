@@ -8,8 +8,9 @@ Axes have one letter for the whole project:
 
 `axis` is a mesh axis, `dim` a tensor dimension.
 
-The wall: everything here is pure except two rooms, `lib.store` (disk) and `lib.run` (clocks, processes, signals, printing).
-Imports point one way: run -> store -> core. This module imports nothing, so that reading a config costs no torch import.
+The wall: everything here is pure except two rooms, `lib.store` (disk) and `lib.run` (clocks, processes, signals, printing);
+`lib.testing`, above the core, also seeds the world's generators and puts them back. Imports point one way:
+run -> store -> core. This module imports nothing, so that reading a config costs no torch import.
 
 Public names:
 
@@ -17,4 +18,5 @@ Public names:
     from lib.state import init_state, abstract_state
     from lib.store import save, load
     from lib.config import Recipe, load_config
+    from lib.testing import check_step
 """

@@ -139,8 +139,9 @@ def check_ranges(value: Any, at: str) -> None:
             continue  # a word that stands for itself beside a range of numbers
         for bound in bounds:
             _in_range(f"{at}{name}", given, bound)
-        if isinstance(given, int) and given >= 2**63:
-            raise ValueError(f"{at}{name}={given} must be < 2**63; give one in range")
+        for number in given if isinstance(given, tuple) else (given,):
+            if isinstance(number, int) and number >= 2**63:
+                raise ValueError(f"{at}{name}={number} must be < 2**63; give one in range")
 
 
 class _Section(msgspec.Struct, frozen=True):

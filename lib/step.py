@@ -24,7 +24,7 @@ from lib.optim import Now, Rule, frozen, rule_of
 from lib.random import fold, purpose
 from lib.recipe import MOST_LR, Recipe
 from lib.scalars import together
-from lib.shard.words import gather, place
+from lib.shard.words import gather, local, place
 from lib.state import average, cursor, key, scale, schedule, window
 from lib.tree import Tree, leaves, plain, select, tensordict, tree_map
 
@@ -100,7 +100,8 @@ def _advance(
     state: TensorDict, batch: TensorDict, loss: grad.MicroLoss, rule: Rule, *, watched: bool = False
 ) -> tuple[TensorDict, TensorDict]:
     recipe: Recipe = state["recipe"]
-    old, data = plain(state), plain(batch)
+    held = plain(state)
+    old, data = tree_map(local, held), tree_map(local, plain(batch))
 
     # 1. Each micro-batch: cast, forward, sum of losses times the scale; gradients added in fp32.
     draws = fold(fold(old["key"], _STEP), old["step"])
@@ -139,7 +140,7 @@ def _advance(
     now = Now(lr, old["scheduler"]["decay"], fold(draws, _OPTIM))
     _, params, optimizer = rule.update(grads, old["params"], old["optimizer"], now)
     proposed = {"params": params, "optimizer": optimizer}
-    if "average" in old:
+    if recipe.optim.average is not None:
         proposed["average"] = average.update(old["average"], params, recipe.optim, old["step"] + 1)
 
     # Finite gradients at a sound rate make finite parameters by our own rules; what others make is looked at.
@@ -150,7 +151,7 @@ def _advance(
     # 6, 7. Accept or refuse, leaf by leaf; what must move moves either way, and the cursor is the one the batch brought.
     refused = some & ~accept
     before = {name: old[name] for name in proposed}
-    new: Tree = select(accepted > 0, tree_map(place, proposed, before), before)
+    new: Tree = select(accepted > 0, proposed, before)
     new["step"] = old["step"] + 1
     new["scheduler"] = schedule.update(old["scheduler"], recipe.schedule, accept=accept, targets=summed.targets)
     new["cursor"] = cursor.update(old["cursor"], data)
@@ -158,7 +159,7 @@ def _advance(
     new["key"] = key.update(old["key"])
     if "window" in old:
         new["window"] = window.update(
-            old["window"], accept=accept, spike=spike, finite=some & finite, loss=loss_nats, norm=norm
+            old["window"], accept=accept, spike=spike, measured=some & finite, loss=loss_nats, norm=norm
         )
 
     report = metrics.train_report(
@@ -173,7 +174,7 @@ def _advance(
         refused=refused,
         spike_score=window.score(new["window"]) if "window" in old else None,
     )
-    out = tensordict(new)
+    out = tensordict(tree_map(place, new, {name: held[name] for name in new}))
     out.set_non_tensor("recipe", recipe)
     return out, report
 

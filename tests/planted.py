@@ -80,6 +80,9 @@ def sound(old: TensorDict, batch: TensorDict, *, fault: str = "", world: World |
 
     params = {name: leaf.detach().requires_grad_() for name, leaf in old["params"].items()}
     names = sorted(params)
+    if fault == "draws by micro-batch":
+        shift = torch.arange(x.shape[0]).reshape(-1, 1, 1, 1) * (old["key"] % 5 + 1)
+        x = x * (1 + 0.01 * shift)
     parts = [{"x": x[n], "y": batch["y"][n], "mask": batch["mask"][n]} for n in range(x.shape[0])]
     if fault == "the last micro-batch alone":
         parts = parts[-1:]

@@ -65,15 +65,6 @@ def largest_gap(a: Any, b: Any) -> float:
     )
 
 
-def rebuilt(state: TensorDict) -> TensorDict:
-    """The same state made anew from nothing but its bytes, as another process would have it."""
-    named = {p: torch.frombuffer(bytearray(data), dtype=d).reshape(s) for p, (d, s, data) in bits(state).items()}
-    fresh = tensordict({"optimizer": {}, **from_leaves(named)})  # a rule without memory has a slot without leaves
-    recipe = msgspec.json.decode(msgspec.json.encode(state["recipe"]), type=Recipe)
-    fresh.set_non_tensor("recipe", recipe)
-    return fresh
-
-
 def changed(state: TensorDict, **new: Any) -> TensorDict:
     """A copy with some leaves put in place of the old, `path__to__leaf=value`, in the old dtype and shape."""
     copy = state.clone()
@@ -122,13 +113,6 @@ def with_leaves(batch: TensorDict, **new: Tensor) -> TensorDict:
     for name, value in new.items():
         copy[name] = value
     return copy
-
-
-def split(batch: TensorDict, micro: int) -> TensorDict:
-    """The same rows cut into another number of micro-batches."""
-    data = {name: value for name, value in batch.items() if name != "cursor"}
-    cut = {name: value.reshape(micro, -1, *value.shape[2:]) for name, value in data.items()}
-    return TensorDict({**cut, "cursor": batch["cursor"].clone()}, batch_size=[])
 
 
 @st.composite

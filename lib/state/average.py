@@ -58,8 +58,8 @@ def update(slot: Tree, params: Tree, optim: Optim, number: Int[Tensor, ""]) -> T
 
 def _mixed(mean: Tree, params: Tree, optim: Optim, count: Tensor) -> Tree:
     n = count.to(torch.float64)
-    decay = 1.0 if optim.average in (None, "uniform") else float(optim.average)
-    weight = 1 / n if decay == 1 else (1 - decay) / (1 - decay**n)
+    decay = 0.0 if optim.average in (None, "uniform") else float(optim.average)
+    weight = 1 / n if optim.average == "uniform" else (1 - decay) / (1 - decay**n)
     share, first = together([weight, count == 1])
     mix: Callable[[Tensor, Tensor], Tensor] = lambda a, p: torch.where(first > 0, p, a + share * (p - a))  # noqa: E731
     return tree_map(mix, mean, params)

@@ -39,7 +39,7 @@ def update(
     *,
     accept: Bool[Tensor, ""],
     spike: Bool[Tensor, ""],
-    finite: Bool[Tensor, ""],
+    measured: Bool[Tensor, ""],
     loss: Float[Tensor, ""],
     norm: Float[Tensor, ""],
 ) -> Tree:
@@ -49,7 +49,7 @@ def update(
         slot: as `init` makes it.
         accept: the update was accepted.
         spike: it was a spike.
-        finite: its loss and norm are finite, and it had targets; else nothing is counted.
+        measured: it had targets, and its loss and norm are finite; else nothing is counted.
         loss: its loss.
         norm: its gradient norm.
     """
@@ -59,8 +59,8 @@ def update(
         "loss": torch.where(here, loss, slot["loss"]),
         "norm": torch.where(here, norm, slot["norm"]),
         "count": slot["count"] + accept.to(torch.int64),
-        "judged": slot["judged"] + (finite & _ready(slot)).to(torch.int64),
-        "spikes": slot["spikes"] + (finite & spike).to(torch.int64),
+        "judged": slot["judged"] + (measured & _ready(slot)).to(torch.int64),
+        "spikes": slot["spikes"] + (measured & spike).to(torch.int64),
     }
 
 

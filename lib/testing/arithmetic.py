@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lib.random import mix32
 from lib.recipe import Recipe
-from lib.testing.case import Case, axes_of, reshaped
+from lib.testing.case import Case, UncheckedError, axes_of, outcome, reshaped
 from lib.testing.trees import bits, difference, extras, rebuilt_like, snapshot
 from lib.tree import leaves
 
-__all__ = ["UncheckedError", "accumulation", "apart", "refusal"]
+__all__ = ["LEARNT", "accumulation", "apart", "refusal"]
 
 LEARNT = ("params.", "optimizer.", "average.")
 SPOILT = 6  # leaves that are spoilt in turn
-# Sums in another order: 1e-7 each in fp32, and 2^-8 in bf16, of terms that partly cancel.
-_TOLERANCE: Mapping[str, float] = {"fp32": 2e-3, "bf16": 0.1, "fp16": 0.02}
-
-
-class UncheckedError(Exception):
-    """A law says nothing of a case; the text says why."""
+PROBES = 6  # a rule that takes signs turns what is all but zero either way, half of the time
+# Of a change may be rounding: sums in another order, of terms that partly cancel.
+_SHARES: Mapping[str, float] = {"fp32": 1e-4, "bf16": 0.02, "fp16": 0.005}
+_UNITS: Mapping[str, float] = {"fp32": 2.0**-23, "bf16": 2.0**-8, "fp16": 2.0**-11}
 
 
 def accumulation(case: Case) -> str | None:
     """However its rows are cut into micro-batches, a batch is one update; rows have unequal numbers of targets.
 
-    What is compared is the change of each leaf, within what rounding makes of it: so much as one unit in the last place of
-    the parameters makes, and a share of the change.
+    What is compared is the change of each leaf, within what rounding makes of it: so much as parameters that are one unit in
+    the last place of the compute dtype away make, and a share of the change.
     """
     axes = axes_of(case.batches[0])
     if axes is None:
@@ -40,12 +39,15 @@ def accumulation(case: Case) -> str | None:
         raise UncheckedError("the batch has one row, must have two")
     batch = _uneven(case.batches[0])
     whole = case.step(case.state, reshaped(batch, 1))
-    nudged = case.step(_nudged(case.state), reshaped(batch, 1))
+    compute = _compute(case.state)
+    noise = [case.step(_nudged(case.state, _UNITS[compute], probe), reshaped(batch, 1)) for probe in range(PROBES)]
     for micro in sorted({2 if rows % 2 == 0 else rows, axes[0], rows} - {1}):
         parts = case.step(case.state, reshaped(batch, micro))
-        if where := apart(case.state, whole, parts, nudged, _compute(case.state)):
+        if where := apart(case.state, whole, parts, noise, _SHARES[compute]):
             if _draws(case, batch):
-                raise UncheckedError("the step draws random numbers by micro-batch; check it without")
+                raise UncheckedError(
+                    f"random numbers hang on the micro-batch, or else it is broken: {where}; check without"
+                )
             return (
                 f"{rows} rows in 1 and in {micro} micro-batches are two updates: {where}; "
                 f"add up sums and numbers of targets, and divide, clip and test once"
@@ -63,25 +65,36 @@ def refusal(case: Case) -> str | None:
     params = [path for path in named if path.startswith("params.") and named[path].is_floating_point()]
     if not params:
         raise UncheckedError("the state has no slot `params`")
-    data = [path for path, leaf in leaves(batch).items() if leaf.is_floating_point() and leaf.numel()]
+    data = [path for path, leaf in leaves(batch).items() if _floats(leaf)]
     every = max(1, len(params) // SPOILT)
+    clean = {path for path, leaf in leaves(case.step(begun, batch)[1]).items() if _finite(leaf)}
     spoilt = [("state", path) for path in params[::every] if named[path].numel()] + [("batch", path) for path in data]
     for tree, path in spoilt:
         for value in (math.nan, math.inf):
             state = _spoilt(begun, path, value) if tree == "state" else begun
             brought = _spoilt(batch, path, value) if tree == "batch" else batch
             new, metrics = case.step(state, brought)
-            if where := _trace(state, new, metrics, learnt, path if tree == "state" else None):
+            bad = [name for name, leaf in leaves(metrics).items() if name in clean and not _finite(leaf)]
+            if where := _trace(state, new, bad, learnt, path if tree == "state" else None):
                 return f"with {value} in {tree}.{path}, {where}; choose the old leaves by `where`, do not multiply"
     return None
 
 
-def apart(old: Any, one: tuple[Any, Any], other: tuple[Any, Any], nudged: tuple[Any, Any], compute: str) -> str | None:
-    """The first leaf in which two outcomes differ by more than rounding, in words."""
-    begun = leaves(old)
-    trees = [{**_named("state", new), **_named("metrics", metrics)} for new, metrics in (one, other, nudged)]
-    for path, a in trees[0].items():
-        b, noisy = trees[1][path], trees[2][path]
+def apart(
+    old: Any, one: tuple[Any, Any], other: tuple[Any, Any], noise: Sequence[tuple[Any, Any]], share: float
+) -> str | None:
+    """The first leaf in which two outcomes differ by more than rounding, in words.
+
+    Args:
+        old: the state before.
+        one: what the step gave.
+        other: what it gave otherwise.
+        noise: what it gives from states that are one unit in the last place away.
+        share: of a leaf's change that may be rounding.
+    """
+    begun, found, others, probes = leaves(old), outcome(one), outcome(other), [outcome(probe) for probe in noise]
+    for path, a in found.items():
+        b = others[path]
         if not a.is_floating_point():
             if not torch.equal(a, b):
                 return f"{path} is {_shown(a)} and {_shown(b)}"
@@ -89,18 +102,14 @@ def apart(old: Any, one: tuple[Any, Any], other: tuple[Any, Any], nudged: tuple[
         was = begun.get(path.removeprefix("state."), torch.zeros(())) if path.startswith("state.") else torch.zeros(())
         left, right = a.double(), b.double()
         moved, gap = _size(left - was.double()), _size(left - right)
-        rounding = 8 * _size(noisy.double() - left) + 1e-6 * _size(left)
-        if not gap <= _TOLERANCE[compute] * moved + rounding:
+        rounding = 8 * max((_size(probe[path].double() - left) for probe in probes), default=0.0) + 1e-6 * _size(left)
+        if not gap <= share * moved + rounding:
             return f"{path} moves by {moved:.3g} and differs by {gap:.3g}"
     return None
 
 
-def _named(name: str, tree: Any) -> dict[str, Tensor]:
-    return {f"{name}.{path}": leaf for path, leaf in leaves(tree).items()}
-
-
-def _size(difference_: Tensor) -> float:
-    return float(difference_.square().sum().sqrt())
+def _size(gap: Tensor) -> float:
+    return float(gap.square().sum().sqrt())
 
 
 def _shown(leaf: Tensor) -> str:
@@ -118,19 +127,23 @@ def _draws(case: Case, batch: Any) -> bool:
     if "key" not in named:
         return False
     other = rebuilt_like(case.state, {**named, "key": named["key"] + 1}, extras(case.state))
-    one, two = case.step(case.state, batch)[1], case.step(other, batch)[1]
-    return difference(snapshot(one), snapshot(two)) is not None
+    return difference(leaves(case.step(case.state, batch)[1]), leaves(case.step(other, batch)[1])) is not None
 
 
-def _nudged(state: Any) -> Any:
-    """The state with parameters one unit in the last place away."""
-    named = {
-        path: torch.nextafter(leaf, torch.full_like(leaf, math.inf))
-        if path.startswith("params.") and leaf.is_floating_point()
-        else leaf
-        for path, leaf in leaves(state).items()
-    }
-    return rebuilt_like(state, named, extras(state))
+def _nudged(state: Any, unit: float, probe: int) -> Any:
+    """The state with parameters one unit in the last place away, up or down by their places."""
+
+    def one(leaf: Tensor) -> Tensor:
+        place = torch.arange(leaf.numel(), device=leaf.device).reshape(leaf.shape)
+        up = mix32(place * PROBES + probe) & 1
+        return leaf + leaf * unit * (2 * up - 1).to(leaf.dtype)
+
+    nudged = {path: one(leaf) for path, leaf in leaves(state).items() if path.startswith("params.") and _floats(leaf)}
+    return rebuilt_like(state, {**leaves(state), **nudged}, extras(state))
+
+
+def _floats(leaf: Tensor) -> bool:
+    return leaf.is_floating_point() and leaf.numel() > 0
 
 
 def _uneven(batch: Any) -> Any:
@@ -152,18 +165,21 @@ def _spoilt(tree: Any, path: str, value: float) -> Any:
     return rebuilt_like(tree, named, extras(tree))
 
 
-def _trace(old: Any, new: Any, metrics: Any, learnt: list[str], spoilt: str | None) -> str | None:
+def _finite(leaf: Tensor) -> bool:
+    return bool(leaf.isfinite().all())
+
+
+def _trace(old: Any, new: Any, bad: list[str], learnt: list[str], spoilt: str | None) -> str | None:
     before, after = leaves(old), leaves(new)
     changed = [path for path in learnt if not torch.equal(bits(before[path]), bits(after[path]))]
     if not changed:
         return None
     # What is spoilt may have no part in the loss: then the update is a good one, and the spoilt element stays alone.
-    bad = [path for path, leaf in leaves(metrics).items() if leaf.is_floating_point() and not leaf.isfinite().all()]
     if bad:
         return f"metrics.{bad[0]} is not finite and yet {changed[0]} changes"
     for path in learnt:
         leaf = after[path]
         own = spoilt is not None and path.removeprefix("average.").endswith(spoilt.removeprefix("params."))
-        if leaf.is_floating_point() and int((~leaf.isfinite()).sum()) > int(own):
+        if int((~leaf.isfinite()).sum()) > int(own):
             return f"{path} becomes non-finite"
     return None

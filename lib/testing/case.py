@@ -10,7 +10,11 @@ from torch import Tensor
 from lib.testing.trees import extras, rebuilt_like
 from lib.tree import leaves
 
-__all__ = ["Case", "Verdict", "axes_of", "reshaped", "smaller"]
+__all__ = ["Case", "UncheckedError", "Verdict", "axes_of", "outcome", "reshaped", "said", "smaller"]
+
+
+class UncheckedError(Exception):
+    """A law says nothing of a case; the text says why."""
 
 
 class Case(NamedTuple):
@@ -54,6 +58,17 @@ class Verdict(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.law}: {self.kind}" + (f": {self.said}" if self.said else "")
+
+
+def outcome(after: tuple[Any, Any]) -> dict[str, Tensor]:
+    """The leaves of what a step returns, `state.PATH` and `metrics.PATH`."""
+    new, metrics = after
+    return leaves({"state": new, "metrics": metrics})
+
+
+def said(error: Exception) -> str:
+    """The kind of an error and the beginning of its text, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
 
 
 def axes_of(batch: Any) -> tuple[int, int] | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
-from lib.testing.arithmetic import UncheckedError, accumulation, refusal
-from lib.testing.case import Case, Verdict, smaller
+from lib.testing.arithmetic import accumulation, refusal
+from lib.testing.case import Case, UncheckedError, Verdict, smaller
 from lib.testing.compiled import compilation, forgotten, recompilation
 from lib.testing.laws import cursor, determinism, purity, resume, structure
 from lib.testing.mesh import mesh
@@ -33,12 +34,9 @@ LAWS: Mapping[str, Law] = MappingProxyType(
 )
 """Each law by its name, in the order in which they are checked."""
 
-_GROUND = (
-    "purity",
-    "determinism",
-    "structure",
-)  # where one of these is broken, the others would say nothing of their own
-_DEAR = ("compilation", "recompilation", "mesh")
+# Where one of these is broken, the others would say nothing of their own.
+_GROUND = ("purity", "determinism", "structure")
+_COMPILED = ("compilation", "recompilation")
 
 
 class LawError(AssertionError):
@@ -71,6 +69,7 @@ def check_step(
     Raises:
         LawError: at least one law is broken.
         ValueError: no batch, or no such law.
+        Exception: whatever the step raises on what it is given here.
     """
     verdicts = tuple(examine(step, state, batches, laws=laws))
     if any(verdict.kind == "broken" for verdict in verdicts):
@@ -89,7 +88,7 @@ def examine(
         if name not in LAWS:
             raise ValueError(f"laws={name} must be one of {', '.join(LAWS)}; change it")
     case, broken = Case(step, state, brought), ""
-    with forgotten():
+    with forgotten() if set(laws) & set(_COMPILED) else nullcontext():
         for name in LAWS:
             if name not in laws:
                 continue
@@ -107,7 +106,7 @@ def _judged(name: str, case: Case) -> Verdict:
         return Verdict(name, "not checked", str(reason))
     if said is None:
         return Verdict(name, "held")
-    for less in islice(smaller(case), 3 if name in _DEAR else None):
+    for less in islice(smaller(case), 3 if name in _COMPILED else None):
         try:
             found = law(less)
         except Exception:  # noqa: BLE001 (a step need not take every smaller input)

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import _dynamo as dynamo
 
-from lib.testing.arithmetic import UncheckedError
-from lib.testing.case import Case
-from lib.testing.trees import difference, extras, forms, from_bytes, rebuilt_like, snapshot
+from lib.testing.case import Case, UncheckedError, outcome, said
+from lib.testing.trees import difference, extras, forms, from_bytes, rebuilt_like
 from lib.tree import leaves
 
 __all__ = ["compilation", "forgotten", "recompilation"]
@@ -37,8 +36,8 @@ def compilation(case: Case) -> str | None:
     try:
         found = _traced(case)(case.state, case.batches[0])
     except Exception as error:  # noqa: BLE001 (what a compiler raises has no kind in common)
-        return f"the step cannot be compiled whole: {_said(error)}"
-    if where := _apart(case.step(case.state, case.batches[0]), found):
+        return f"the step cannot be compiled whole: {said(error)}"
+    if where := difference(outcome(case.step(case.state, case.batches[0])), outcome(found)):
         return f"eager and compiled, {where}; a step must not ask whether it is compiled"
     return None
 
@@ -56,7 +55,7 @@ def recompilation(case: Case) -> str | None:
                 found = traced(other, batch)
             except dynamo.exc.RecompileError as error:
                 return f"{what} is compiled anew: {_guard(error)}; make what changes a tensor of the state"
-            if where := _apart(case.step(other, batch), found):
+            if where := difference(outcome(case.step(other, batch)), outcome(found)):
                 return f"{what}, eager and compiled, is another: {where}"
     return None
 
@@ -79,17 +78,7 @@ def _others(case: Case, state: Any, batches: list[Any]) -> list[tuple[str, Any, 
     return [*found, ("an update of a state made from its bytes", from_bytes(later), batches[0])]
 
 
-def _apart(one: tuple[Any, Any], other: tuple[Any, Any]) -> str | None:
-    both = [snapshot({"state": new, "metrics": metrics}) for new, metrics in (one, other)]
-    return difference(*both)
-
-
 def _guard(error: Exception) -> str:
     """What no longer held, as Dynamo puts it; an order of keys in words."""
     text = " ".join(str(error).partition("guard failure(s):")[2].split())[:240]
     return f"keys stand in another order ({text})" if "dict.keys" in text else text
-
-
-def _said(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines)[:240]}"

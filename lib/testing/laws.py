@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lib.testing.case import Case
+from lib.testing.case import Case, outcome, said
 from lib.testing.trees import bits, difference, extras, forms, from_bytes, memory, snapshot
 from lib.testing.world import moved, positions, seeded
 from lib.tree import leaves
@@ -24,20 +24,21 @@ def purity(case: Case) -> str | None:
     """Inputs keep their bits, share no memory with outputs, and no global generator is moved or read."""
     state = case.state
     for number, batch in enumerate(case.batches, 1):
-        inside = {**_under("state", state), **_under("batch", batch)}
+        inside = leaves({"state": state, "batch": batch})
         before, versions = snapshot(inside), {path: leaf._version for path, leaf in inside.items()}
-        told, new = [], state
+        told: list[dict[str, Tensor]] = []
+        after: tuple[Any, Any] = (state, {})
         for seed in (1, 1, 2):
             with seeded(seed):
                 stood = positions()
-                new, metrics = _pair(case.step(state, batch))
+                after = case.step(state, batch)
                 generator = moved(stood)
             for path, leaf in inside.items():
                 if not torch.equal(bits(leaf), bits(before[path])):
                     return f"update {number} changes {path} in place; make a new tensor"
                 if leaf._version != versions[path]:
                     return f"update {number} writes to {path} in place, if only what was there; make a new tensor"
-            outside = {**_under("state", new), **_under("metrics", metrics)}
+            outside = outcome(after)
             if shared := _shared(inside, outside):
                 return f"update {number}: {shared}; return a clone"
             if generator is not None:
@@ -45,17 +46,17 @@ def purity(case: Case) -> str | None:
             told.append(snapshot(outside))
         if difference(told[0], told[1]) is None and (where := difference(told[1], told[2])):
             return f"update {number} reads a global generator: by its seed {where}; draw from a key in the state"
-        state = new
+        state, _ = after
     return None
 
 
 def determinism(case: Case) -> str | None:
     """The same state and batch give the same bits, whatever else the step was called with between."""
     for number, batch in enumerate(case.batches[:UPDATES], 1):
-        first = snapshot(_both(case.step(case.state, batch)))
-        other, _ = _pair(case.step(case.state, case.batches[-number]))
+        first = snapshot(outcome(case.step(case.state, batch)))
+        other, _ = case.step(case.state, case.batches[-number])
         case.step(other, batch)
-        if where := difference(first, snapshot(_both(case.step(case.state, batch)))):
+        if where := difference(first, outcome(case.step(case.state, batch))):
             return (
                 f"the same state and batch {number} give other bits when called again: {where}; "
                 f"something outside the state counts, make it a leaf"
@@ -78,7 +79,7 @@ def structure(case: Case) -> str | None:
             return f"update {number}: state.{where}"
         if told is not None and (where := _form_apart(told, forms(metrics))):
             return f"update {number}: metrics.{where}"
-        for path, leaf in {**_under("state", new), **_under("metrics", metrics)}.items():
+        for path, leaf in outcome(after).items():
             if leaf.requires_grad:
                 return f"update {number}: {path} hangs on a graph of gradients; detach it"
         now = extras(new)
@@ -95,7 +96,7 @@ def structure(case: Case) -> str | None:
 def cursor(case: Case) -> str | None:
     """The state's cursor is the one that the batch brought, and `step` counts every call, where there are such."""
     for number, batch in enumerate(case.batches, 1):
-        new, _ = _pair(case.step(case.state, batch))
+        new, _ = case.step(case.state, batch)
         old, after, brought = leaves(case.state), leaves(new), leaves(batch)
         if "step" in old and int(after["step"]) != int(old["step"]) + 1:
             return f"batch {number}: step goes from {int(old['step'])} to {int(after['step'])}, must count each call"
@@ -111,36 +112,24 @@ def resume(case: Case) -> str | None:
     batches = case.chain(max(UPDATES, len(case.batches)))
     states, told, state = [case.state], [], case.state
     for batch in batches:
-        state, metrics = _pair(case.step(state, batch))
+        after = case.step(state, batch)
+        state, _ = after
         states.append(state)
-        told.append(snapshot({"state": state, "metrics": metrics}))
+        told.append(snapshot(outcome(after)))
     for cut in range(len(batches)):
         try:
             state = from_bytes(states[cut])
             for number in range(cut, len(batches)):
-                state, metrics = _pair(case.step(state, batches[number]))
-                if where := difference(told[number], snapshot({"state": state, "metrics": metrics})):
+                after = case.step(state, batches[number])
+                state, _ = after
+                if where := difference(told[number], outcome(after)):
                     return (
                         f"cut after update {cut} and gone on from its bytes, update {number + 1} is another: {where}; "
                         f"something that counts is no leaf of the state"
                     )
         except Exception as error:  # noqa: BLE001 (whatever a step does with a state that is complete)
-            return f"cut after update {cut}, the run cannot go on from its bytes: {_said(error)}"
+            return f"cut after update {cut}, the run cannot go on from its bytes: {said(error)}"
     return None
-
-
-def _under(name: str, tree: Any) -> dict[str, Tensor]:
-    return {f"{name}.{path}": leaf for path, leaf in leaves(tree).items()}
-
-
-def _pair(after: Any) -> tuple[Any, Any]:
-    new, metrics = after
-    return new, metrics
-
-
-def _both(after: Any) -> dict[str, Any]:
-    new, metrics = _pair(after)
-    return {"state": new, "metrics": metrics}
 
 
 def _shared(inside: dict[str, Tensor], outside: dict[str, Tensor]) -> str | None:
@@ -162,7 +151,3 @@ def _form_apart(one: dict[str, str], other: dict[str, str]) -> str | None:
         if one.get(path) != other.get(path):
             return f"{path} is {other.get(path, 'gone')}, was {one.get(path, 'not there')}; one form must stay for ever"
     return None
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -14,14 +14,15 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from lib.testing.arithmetic import LEARNT, UncheckedError, apart
-from lib.testing.case import Case
+from lib.testing.arithmetic import LEARNT, apart
+from lib.testing.case import Case, UncheckedError, said
 from lib.testing.trees import extras, rebuilt_like
 from lib.tree import leaves
 
 __all__ = ["mesh"]
 
 RANKS = 3  # cuts most leaves unevenly
+SHARE = 1e-4  # of a change; a norm over ranks is a sum in another order, and Muon works in bf16
 
 
 def mesh(case: Case) -> str | None:
@@ -35,15 +36,15 @@ def mesh(case: Case) -> str | None:
         try:
             new, metrics = case.step(rebuilt_like(case.state, cut, extras(case.state)), batch)
         except Exception as error:  # noqa: BLE001 (whatever torch says of what cannot be cut)
-            return f"an update of leaves cut over {RANKS} ranks fails: {_said(error)}"
+            return f"an update of leaves cut over {RANKS} ranks fails: {said(error)}"
         for path, leaf in leaves(new).items():
             if isinstance(cut[path], DTensor) and getattr(leaf, "placements", None) != cut[path].placements:  # type: ignore[attr-defined]
                 return f"{path} was cut over ranks and comes back otherwise; leave leaves where they lie"
         try:
             found = _joined(new), _joined(metrics)
         except Exception as error:  # noqa: BLE001 (ranks that have other values for what all should have)
-            return f"ranks do not agree: {_said(error)}"
-    if where := apart(case.state, whole, found, whole, "fp32"):
+            return f"ranks do not agree: {said(error)}"
+    if where := apart(case.state, whole, found, (), SHARE):
         return f"cut over {RANKS} ranks it is another update: {where}; take norms and means of whole leaves"
     return None
 
@@ -80,7 +81,3 @@ def _whole(leaf: Tensor) -> Tensor:
     full = leaf.full_tensor() if isinstance(leaf, DTensor) else leaf
     agreed: Tensor = full.reconcile() if hasattr(full, "reconcile") else full
     return agreed
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"

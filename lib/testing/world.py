@@ -16,6 +16,7 @@ def positions() -> dict[str, str]:
     """Where each generator stands."""
     return {
         "torch's global generator": str(torch.get_rng_state().numpy().tobytes()),
+        "a global generator of CUDA": str([state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()]),
         "numpy's global generator": str(np.random.get_state(legacy=False)),
         "Python's global generator": str(random.getstate()),
     }
@@ -30,13 +31,13 @@ def moved(before: dict[str, str]) -> str | None:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Put all generators at a seed, and back when it is over."""
-    kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(kept[0])
-        np.random.set_state(kept[1])
-        random.setstate(kept[2])
+    kept = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(kept[0])
+            random.setstate(kept[1])

@@ -24,6 +24,7 @@ from lib.run.compile import decide, faster
 from lib.state import init_state
 from lib.step import Step, eval_step, make_train_step, train_step
 from lib.store import load, save
+from lib.testing.trees import from_bytes
 from lib.tree import Tree, leaves, tensordict, tree_map
 from tests.strategies import (
     bits,
@@ -35,7 +36,6 @@ from tests.strategies import (
     lm_batch,
     memory,
     own,
-    rebuilt,
     same_bits,
     tiny,
     with_leaves,
@@ -95,7 +95,7 @@ def states() -> dict[str, tuple[TensorDict, TensorDict]]:
         "another learning rate": (changed(first, scheduler__lr=0.5), lm_batch(FULL, 1)),
         "another decay": (changed(first, scheduler__decay=0.0), lm_batch(FULL, 1)),
         "far beyond the end": (far, lm_batch(FULL, 2, number=10**6)),
-        "a state from bytes": (rebuilt(first), lm_batch(FULL, 1)),
+        "a state from bytes": (from_bytes(first), lm_batch(FULL, 1)),
         "no targets": (first, lm_batch(FULL, 3, valid=0.0)),
         "a refused update": (broken, lm_batch(FULL)),
     }

@@ -16,7 +16,8 @@ from lib.config import Batch, Guard, Model, Optim, Precision, Recipe, Scale, Sch
 from lib.state import init_state
 from lib.step import eval_step, make_train_step, train_step
 from lib.store import load, save
-from tests.strategies import FEW, PLAIN, bits, gradients, lm_batch, own, rebuilt, recipes, run, same_bits, tiny
+from lib.testing.trees import from_bytes
+from tests.strategies import FEW, PLAIN, bits, gradients, lm_batch, own, recipes, run, same_bits, tiny
 
 # Everything at once: two micro-batches, dropout, uneven masks, an average, a guard, a schedule that ends within the run, and
 # a loss scale that starts too high and grows back, so that updates are refused first and later.
@@ -56,7 +57,7 @@ def test_the_run_that_is_stopped_has_refused_updates_and_accepted_ones() -> None
 @pytest.mark.parametrize("stop", range(LENGTH))
 def test_a_run_stopped_after_any_update_is_the_run_that_never_stopped(stop: int) -> None:
     states, rows = straight()
-    state, told = run(train_step, rebuilt(states[stop]), data()[stop:])
+    state, told = run(train_step, from_bytes(states[stop]), data()[stop:])
     assert same_bits(state, states[-1])
     assert all(same_bits(a, b) for a, b in zip(told, rows[stop:], strict=True))
 
@@ -65,7 +66,7 @@ def test_a_run_may_be_stopped_after_every_update_and_evaluated_in_between() -> N
     states, rows = straight()
     state = init_state(RECIPE, seed=3)
     for n, batch in enumerate(data()):
-        state, metrics = train_step(rebuilt(state), batch)
+        state, metrics = train_step(from_bytes(state), batch)
         eval_step(state, batch)
         assert same_bits(state, states[n + 1])
         assert same_bits(metrics, rows[n])
@@ -85,7 +86,7 @@ def test_any_recipe_resumes(recipe: Recipe, seed: int, stop: int) -> None:
     batches = [lm_batch(recipe, seed + n, number=n + 1) for n in range(2)]
     whole, _ = run(train_step, init_state(recipe, seed=seed), batches)
     half, _ = run(train_step, init_state(recipe, seed=seed), batches[:stop])
-    resumed, _ = run(train_step, rebuilt(half), batches[stop:])
+    resumed, _ = run(train_step, from_bytes(half), batches[stop:])
     assert same_bits(whole, resumed)
     assert resumed["recipe"] == recipe
 
@@ -98,6 +99,6 @@ def test_a_step_of_ones_own_resumes_whatever_its_gradients_were(values: list[flo
     stop = data.draw(st.integers(0, len(batches)))
     half, first = run(PLAIN, state, batches[:stop])
     again = make_train_step(lambda params, batch, key: ((params["w"] * batch["grads"]["w"]).sum(), batch["count"]))
-    resumed, second = run(again, rebuilt(half), batches[stop:])
+    resumed, second = run(again, from_bytes(half), batches[stop:])
     assert same_bits(whole, resumed)
     assert [bits(row) for row in told] == [bits(row) for row in first + second]

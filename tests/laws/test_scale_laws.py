@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from lib.config import Guard, Model, Optim, Precision, Recipe, Scale
 from lib.state import init_state
 from lib.step import make_train_step, train_step
+from lib.testing.trees import from_bytes
 from tests.strategies import (
     FEW,
     PLAIN,
@@ -22,7 +23,6 @@ from tests.strategies import (
     gradients,
     lm_batch,
     own,
-    rebuilt,
     run,
     same_bits,
     tiny,
@@ -94,7 +94,7 @@ def test_the_scale_follows_a_plain_counter(
     state = init_state(own(scale=choice), params={"w": torch.tensor(1.0)})
     scale, good, bad, skipped = start, 0, 0, 0
     for ok in outcomes:
-        state, metrics = PLAIN(rebuilt(state), gradients({"w": 1e-3 if ok else math.inf}))
+        state, metrics = PLAIN(from_bytes(state), gradients({"w": 1e-3 if ok else math.inf}))
         assert metrics["scale"].item() == scale
         if ok:
             good, bad = good + 1, 0
@@ -117,7 +117,7 @@ def test_the_worked_trace_goes_on_from_every_attempt() -> None:
     whole, _ = run(PLAIN, start, batches)
     for stop in range(8):
         state, trace = run(PLAIN, start, batches[:stop])[0], []
-        state = rebuilt(state)
+        state = from_bytes(state)
         for batch in batches[stop:]:
             state, _ = PLAIN(state, batch)
             trace.append((state["scale", "scale"].item(), state["scale", "good"].item()))

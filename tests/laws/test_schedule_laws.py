@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from lib.config import Schedule
 from lib.state import init_state
 from lib.state.schedule import factor
-from tests.strategies import PLAIN, changed, fitting, gradients, own, rebuilt
+from lib.testing.trees import from_bytes
+from tests.strategies import PLAIN, changed, fitting, gradients, own
 
 UPDATES = st.one_of(st.integers(1, 60), st.integers(1, 2**53))
 
@@ -145,11 +146,11 @@ def test_each_stage_ends_where_the_next_one_begins(stages: list[tuple[str, int, 
 def test_the_rate_of_an_update_is_a_function_of_the_position_restored(
     schedule: Schedule, position: int, peak: float, micro: int
 ) -> None:
-    """Nothing but the two leaves counts: not the step, nor how often the state was rebuilt, nor the recipe's own peak."""
+    """Nothing but the two leaves counts: not the step, nor how often the state was from_bytes, nor the recipe's own peak."""
     state = init_state(own(lr=1.0, schedule=schedule), params={"w": torch.tensor(1.0)})
     moved = changed(state, scheduler__position=position, scheduler__lr=peak, step=77)
     batch = gradients(*({"w": 1.0},) * micro)
-    new, metrics = PLAIN(rebuilt(rebuilt(moved)), batch)
+    new, metrics = PLAIN(from_bytes(from_bytes(moved)), batch)
     assert metrics["lr"].item() == pytest.approx(peak * by_hand(position + 1, schedule), rel=1e-12, abs=1e-15)
     assert new["scheduler", "position"].item() == position + 1
     assert new["scheduler", "lr"].item() == peak

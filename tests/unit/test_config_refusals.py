@@ -78,6 +78,10 @@ RANGE = "{} must be {}; give one in range"
         ("optim.rule=adam", "optim.rule=adam must be one of adamw, sgd, lion, adafactor, muon; change the value"),
         ("steps=99999999999999999999", "steps=99999999999999999999 must be < 2**63; give one in range"),
         ("tokens=99999999999999999999", "tokens=99999999999999999999 must be < 2**63; give one in range"),
+        (
+            "checkpoint.at=[1, 9223372036854775808]",
+            "checkpoint.at=9223372036854775808 must be < 2**63; give one in range",
+        ),
         ("log.every=9223372036854775808", "log.every=9223372036854775808 must be < 2**63; give one in range"),
         (
             "checkpoint.best_by=eval/bpb",

@@ -12,8 +12,9 @@ from tensordict import TensorDict
 from lib.config import Optim, Recipe
 from lib.optim import adamw, rule_of
 from lib.state import init_state
+from lib.testing.trees import from_bytes
 from lib.tree import leaves
-from tests.strategies import PLAIN, changed, form, gradients, memory, now, own, rebuilt, run
+from tests.strategies import PLAIN, changed, form, gradients, memory, now, own, run
 
 WAVE = [gradients({"w": math.sin(k + 1)}) for k in range(6)]
 
@@ -38,7 +39,7 @@ def test_the_worked_example(decay: float, wanted: float) -> None:
 def test_a_run_resumed_halfway_needs_the_moments_and_the_count(decay: float, moments: float, count: float) -> None:
     state, _ = run(PLAIN, one(decay=decay, no_decay=()), WAVE)
     half, _ = run(PLAIN, one(decay=decay, no_decay=()), WAVE[:3])
-    resumed, _ = run(PLAIN, rebuilt(half), WAVE[3:])
+    resumed, _ = run(PLAIN, from_bytes(half), WAVE[3:])
     assert weight(resumed) == weight(state)
     lost = changed(half, optimizer__adam__first__w=0.0, optimizer__adam__second__w=0.0, optimizer__adam__count=0)
     assert weight(run(PLAIN, lost, WAVE[3:])[0]) == pytest.approx(moments, abs=3e-7)

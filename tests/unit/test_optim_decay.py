@@ -12,8 +12,9 @@ from lib.config import Model, Optim, Recipe
 from lib.optim import rule_of
 from lib.optim.decay import decayed
 from lib.state import init_state
+from lib.testing.trees import from_bytes
 from lib.tree import leaves, plain, tree_map
-from tests.strategies import PLAIN, gradients, now, own, rebuilt, refusal, run, tiny
+from tests.strategies import PLAIN, gradients, now, own, refusal, run, tiny
 
 
 def chosen(recipe: Recipe, params: Any) -> set[str]:
@@ -67,7 +68,7 @@ def test_two_groups_keep_their_own_decay_after_a_resume() -> None:
     recipe = own(decay=0.5, no_decay=("without",), lr=0.1)
     idle = gradients({"with_": 0.0, "without": 0.0})
     state, _ = run(PLAIN, init_state(recipe, params=params), [idle] * 2)
-    state, _ = PLAIN(rebuilt(state), idle)
+    state, _ = PLAIN(from_bytes(state), idle)
     assert state["params", "with_"].item() == pytest.approx(0.95**3, rel=1e-6)
     assert state["params", "without"].item() == 1.0
 

@@ -36,6 +36,7 @@ from lib.recipe import groups_of
 from lib.state import abstract_state, init_state
 from lib.step import make_train_step, train_step
 from lib.store import load, save
+from lib.testing.trees import from_bytes
 from lib.tree import Tree, leaves
 from tests.strategies import (
     PLAIN,
@@ -44,7 +45,6 @@ from tests.strategies import (
     lm_batch,
     now,
     own,
-    rebuilt,
     refusal,
     run,
     same_bits,
@@ -104,7 +104,7 @@ def test_groups_have_their_own_rate_and_decay_after_a_resume_too() -> None:
     recipe = own(**UNUSED, **settings, groups=("other:lr=0.1,decay=0",), schedule=FX)
     state = init_state(recipe, params=params)
     state, _ = run(PLAIN, state, [gradients({"one": 0.0, "other": 0.0})] * 6)
-    state = rebuilt(state)
+    state = from_bytes(state)
     before = {path: leaf.item() for path, leaf in leaves(state["params"]).items()}
     state, _ = PLAIN(state, gradients({"one": 1.0, "other": 1.0}))
     rate = 0.722208

@@ -10,8 +10,9 @@ import torch
 
 from lib.config import Optim
 from lib.state import average, init_state
+from lib.testing.trees import from_bytes
 from lib.tree import Tree
-from tests.strategies import PLAIN, gradients, memory, own, rebuilt, refusal, same_bits
+from tests.strategies import PLAIN, gradients, memory, own, refusal, same_bits
 
 EVERY_5 = Optim(average="uniform", average_last=3, average_every=5)
 AT_4_AND_9 = Optim(average="uniform", average_last=2, average_at=(4, 9))
@@ -88,7 +89,7 @@ def test_a_window_whose_first_update_is_refused_begins_with_the_next() -> None:
         torch.tensor(0.0)})  # fmt: skip
     found = []
     for number in range(1, 7):
-        state, report = PLAIN(rebuilt(state), gradients({"w": float("nan") if number in (2, 5) else -10.0}))
+        state, report = PLAIN(from_bytes(state), gradients({"w": float("nan") if number in (2, 5) else -10.0}))
         assert bool(report["refused"]) == (number in (2, 5))
         found.append(state["average", "params", "w"].item())
     # The parameter is 1 1 2 3 3 4; windows are updates 2-3 and 5-6, of which the first is refused each time.
@@ -98,7 +99,7 @@ def test_a_window_whose_first_update_is_refused_begins_with_the_next() -> None:
 def test_a_resumed_run_keeps_the_average_apart_from_the_weights() -> None:
     state = init_state(own(average=0.9, lr=1.0, beta1=0.0, beta2=0.0), params={"w": torch.tensor(1.0)})
     for _ in range(3):
-        state, _ = PLAIN(rebuilt(state), gradients({"w": -1.0}))  # Adam without memory: lr * sign(g)
+        state, _ = PLAIN(from_bytes(state), gradients({"w": -1.0}))  # Adam without memory: lr * sign(g)
     assert abs(state["params", "w"].item() - 4.0) < 1e-6
     assert abs(state["average", "params", "w"].item() - 0.832 / 0.271) < 1e-6
 

@@ -10,7 +10,8 @@ import torch
 
 from lib.config import Guard
 from lib.state import init_state, window
-from tests.strategies import PLAIN, bits, gradients, own, rebuilt, run
+from lib.testing.trees import from_bytes
+from tests.strategies import PLAIN, bits, gradients, own, run
 
 GUARD = Guard(window=4, sigma=2.0)
 TRUE, FALSE = torch.tensor(True), torch.tensor(False)
@@ -25,8 +26,8 @@ def filled(*values: tuple[float, float], guard: Guard = GUARD) -> Any:
 
 def stored(slot: Any, accept: torch.Tensor, loss: float, norm: float) -> Any:
     loss_, norm_ = torch.tensor(loss), torch.tensor(norm)
-    finite = torch.isfinite(loss_) & torch.isfinite(norm_)
-    return window.update(slot, accept=accept, spike=FALSE, finite=finite, loss=loss_, norm=norm_)
+    measured = torch.isfinite(loss_) & torch.isfinite(norm_)
+    return window.update(slot, accept=accept, spike=FALSE, measured=measured, loss=loss_, norm=norm_)
 
 
 def spike(slot: Any, loss: float, norm: float, guard: Guard = GUARD) -> bool:
@@ -114,7 +115,7 @@ def test_the_spike_score_is_the_share_of_spikes_among_the_updates_that_were_judg
     scores, refused = [], []
     # Not judged: the first two, and what is not finite. Spikes: 100 after 1 2, and 1e9 whatever was stored between.
     for batch in losses(1.0, 2.0, 100.0, math.nan, 1.5, 1e9):
-        state, row = PLAIN(rebuilt(state), batch)
+        state, row = PLAIN(from_bytes(state), batch)
         scores.append(row["spike_score"].item())
         refused.append(bool(row["refused"]))
     assert scores == pytest.approx([0, 0, 1, 1, 1 / 2, 2 / 3])

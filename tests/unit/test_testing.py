@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 
-from lib.config import Guard, Optim
+from lib.config import Batch, Guard, Optim, Precision, Recipe, Scale
+from lib.shard.words import gather, local, place, split
 from lib.state import init_state
 from lib.step import make_train_step, train_step
 from lib.testing import LAWS, LawError, check_step
-from tests.planted import FAULTS, batches, planted, sound, state
+from lib.testing.world import moved, positions
+from tests.planted import FAULTS, batches, loss, planted, sound, state
 from tests.strategies import given_gradients, gradients, lm_batch, own, refusal, tiny
 
 # The tracer meets warnings that it hides from whoever runs it, but not from pytest; torch says that DTensors are new.
@@ -63,6 +66,17 @@ def test_every_rule_here_holds_the_laws_on_the_language_model(optim: Any) -> Non
     assert [(verdict.law, verdict.kind) for verdict in verdicts] == [(name, "held") for name in EAGER]
 
 
+@pytest.mark.parametrize("compute", ["bf16", "fp16"])
+@pytest.mark.parametrize("seed", range(3))
+def test_short_dtypes_hold_them_too(compute: Any, seed: int) -> None:
+    recipe = tiny(
+        precision=Precision(compute=compute), scale=Scale(initial=256.0), batch=Batch(rows=6, length=9, micro=2)
+    )
+    some = [lm_batch(recipe, seed + n, number=n + 1) for n in range(2)]
+    verdicts = check_step(train_step, init_state(recipe, seed=seed), some, laws=EAGER)
+    assert [(verdict.law, verdict.kind) for verdict in verdicts] == [(name, "held") for name in EAGER]
+
+
 def test_the_language_model_holds_the_laws_of_compilation() -> None:
     recipe = tiny()
     check_step(train_step, init_state(recipe), [lm_batch(recipe)], laws=["compilation", "recompilation"])
@@ -74,6 +88,72 @@ def test_a_law_that_says_nothing_of_a_case_is_not_passed_in_silence() -> None:
     assert [str(verdict) for verdict in verdicts] == [
         "accumulation: not checked: the leaves of the batch have no axes [micro-batches, rows, ...] in common"
     ]
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("rule", ["adamw", "lion"])
+def test_a_mean_of_means_is_found_in_every_dtype_and_under_rules_that_take_signs(compute: Any, rule: Any) -> None:
+    def means(params: Any, part: Any, key: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        total, count = loss(params, part)
+        return total / count.clamp(min=1), torch.tensor(1)
+
+    optim = Optim(rule=rule)
+    recipe = Recipe(model=None, optim=optim, precision=Precision(compute=compute), scale=Scale(initial=16.0))
+    begun = init_state(recipe, params=state()["params"], cursor=state()["cursor"])
+    told = check_step(make_train_step(lambda p, part, key: loss(p, part)), begun, batches(), laws=["accumulation"])
+    assert [verdict.kind for verdict in told] == ["held"]
+    with pytest.raises(LawError, match="accumulation: broken"):
+        check_step(make_train_step(means), begun, batches(), laws=["accumulation"])
+
+
+def test_states_and_batches_may_be_plain_dicts() -> None:
+    def step(old: dict[str, Any], batch: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        grad = (batch["x"] * (batch["x"] * old["params"]["w"] - batch["y"])).sum()
+        accept = torch.isfinite(grad)
+        w = torch.where(accept, old["params"]["w"] - 0.1 * grad / batch["x"].numel(), old["params"]["w"])
+        return {"params": {"w": w}, "step": old["step"] + 1}, {"grad": grad.clone()}
+
+    def hidden(old: dict[str, Any], batch: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        new, metrics = step(old, batch)
+        return {**new, "times": float(old["times"]) + 1}, metrics
+
+    begun = {"params": {"w": torch.tensor(2.0)}, "step": torch.tensor(0)}
+    batch = {"x": torch.arange(6.0).reshape(2, 3), "y": torch.ones(2, 3)}
+    assert {(verdict.law, verdict.kind) for verdict in check_step(step, begun, batch)} == {
+        (law, "held") for law in LAWS
+    }
+    with pytest.raises(LawError, match="state.times is no tensor, and changes from 0.0 to 1.0"):
+        check_step(hidden, {**begun, "times": 0.0}, batch)
+
+
+def test_a_broken_step_that_draws_by_micro_batch_is_not_called_sound() -> None:
+    verdicts = check_step(*planted("draws by micro-batch"), laws=["purity", "accumulation"])
+    assert verdicts[0].kind == "held"
+    assert verdicts[1].kind == "not checked"
+    assert "random numbers hang on the micro-batch, or else it is broken: " in verdicts[1].said
+
+
+def test_a_spoilt_parameter_without_a_part_in_the_loss_is_no_matter() -> None:
+    begun = init_state(own(), params={"w": torch.tensor(1.0), "unused": torch.ones(2)})
+    step = make_train_step(lambda params, part, key: ((params["w"] * part["x"]).sum(), torch.tensor(3)))
+    batch = {"x": torch.ones(1, 3)}
+    assert [verdict.kind for verdict in check_step(step, begun, TensorDict(batch), laws=["refusal"])] == ["held"]
+
+
+def test_the_generators_of_the_world_stand_where_they_stood() -> None:
+    before = positions()
+    check_step(sound, state(), batches(), laws=["purity"])
+    with pytest.raises(LawError):
+        check_step(*planted("noise of numpy's generator"), laws=["purity"])
+    assert moved(before) is None
+
+
+@pytest.mark.parametrize("word", [gather, local])
+def test_on_one_device_the_words_are_the_identity(word: Any) -> None:
+    leaf = torch.ones(3)
+    assert word(leaf) is leaf
+    assert place(leaf, torch.zeros(3)) is leaf
+    assert split(leaf, torch.zeros(3)) is leaf
 
 
 def test_laws_and_batches_that_are_not_there_are_refused() -> None:

@@ -212,6 +212,21 @@ def training_goes_on(root: Path) -> None:
                 assert bits(metrics["loss_nats"]) == losses[number]
             for path, leaf in leaves(whole).items():
                 equal(path, leaves(full)[path], leaf)
+            check_cut_update(state, mesh, half, batches[2])
+
+
+def check_cut_update(state: TensorDict, mesh: DeviceMesh, half: TensorDict, batch: TensorDict) -> None:
+    """A step takes the state as it was loaded, cut over real ranks, and gives it back cut in the same way."""
+    new, metrics = train_step(state, batch)
+    want, told = train_step(half, batch)
+    assert bits(metrics["loss_nats"]) == bits(told["loss_nats"])
+    for path, leaf in leaves(new).items():
+        before = leaves(state)[path]
+        assert isinstance(leaf, DTensor), path
+        assert isinstance(before, DTensor), path
+        assert (leaf.placements, leaf.device_mesh) == (before.placements, mesh), path
+        # The norm is a sum of sums of ranks, in another order, and all gradients are scaled by it.
+        torch.testing.assert_close(leaf.full_tensor(), leaves(want)[path], rtol=1e-5, atol=1e-7)
 
 
 def _plain(state: TensorDict) -> dict[str, Any]:

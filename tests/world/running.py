@@ -105,3 +105,38 @@ def bits(run: Path) -> dict[str, Any]:
 def files(folder: Path) -> dict[str, Any]:
     """Every file below a folder: content and time of its last change."""
     return {str(p): (p.read_bytes(), p.stat().st_mtime_ns) for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+PLAIN = ("scale.dynamic=none", "scale.initial=none")  # no refused updates
+
+
+class Place:
+    """A folder with text, where runs may be started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.text = text_folder(folder / "text")
+        self.words = (*TINY, *PLAIN, "steps=4", "checkpoint.every=2", "eval.every=2", f"data.cache={folder / 'cache'}")
+
+    def train(self, *words: str, name: str = "run") -> Ended:
+        return run_here(*self.words, f"data.path={self.text}", f"run.dir={self.folder / name}", *words)
+
+    def verb(self, verb: str, *words: str, name: str = "run") -> Ended:
+        return run_here(verb, f"run.dir={self.folder / name}", *words)
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+
+def kept(run: Path) -> dict[str, Any]:
+    """What must not change in a run folder; who holds it may."""
+    return {name: content for name, content in files(run).items() if not name.endswith("/.lock")}
+
+
+def failed(ended: Ended, code: int) -> str:
+    """The one line of a mistake."""
+    assert ended.code == code, ended
+    assert ended.err.startswith("error: ")
+    assert ended.err.count("\n") == 1
+    return ended.err.removeprefix("error: ").rstrip("\n")
