@@ -77,7 +77,7 @@ def disk(where: Path, turns: int) -> None:
 
     def theirs() -> None:
         with quiet():
-            dcp.save({"state": state["params"].to_dict()}, checkpoint_id=where / "theirs", no_dist=True)
+            dcp.save({"state": state["params"].to_dict()}, checkpoint_id=where / "theirs", no_dist=True)  # type: ignore[attr-defined]
 
     def read_ours() -> None:
         load(where / "ours")
@@ -92,7 +92,7 @@ def disk(where: Path, turns: int) -> None:
         # Into new memory, as whoever resumes has to; it writes into tensors that are there.
         made = {name: torch.empty_like(leaf) for name, leaf in state["params"].items()}
         with quiet():
-            dcp.load({"state": made}, checkpoint_id=where / "theirs", no_dist=True)
+            dcp.load({"state": made}, checkpoint_id=where / "theirs", no_dist=True)  # type: ignore[attr-defined]
 
     writes = {"ours": ours, "plain": plain, "dcp": theirs}
     reads = {"ours": read_ours, "plain": read_plain, "dcp": read_theirs}

@@ -73,7 +73,7 @@ def sound(old: TensorDict, batch: TensorDict, *, fault: str = "", world: World |
         x = x + 0.01 * random.random()
         random.setstate(stood)
     if fault == "a clock":
-        x = x * (1 + time.perf_counter() * 1e-3)
+        x = x * (1 + time.perf_counter() * 1e3 % 1)
     if fault == "a hidden counter":
         world.calls += 1
         x = x * (1 + 0.01 * world.calls)

@@ -220,7 +220,7 @@ def test_a_language_model_with_one_bad_weight_is_refused_and_kept(
 ) -> None:
     state, (batch,) = init_state(recipe), batches(recipe, seed, 1.0, 1)
     path = data.draw(st.sampled_from(["norm", "blocks.ffn.norm", "blocks.attention.norm", "blocks.ffn.down"]))
-    leaf = state[("params", *path.reshaped("."))]
+    leaf = state[("params", *path.split("."))]
     leaf.view(-1)[data.draw(st.integers(0, leaf.numel() - 1))] = spoil
     new, metrics = train_step(state, batch)
     assert metrics["refused"].item()

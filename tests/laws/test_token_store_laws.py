@@ -163,7 +163,7 @@ def texts(text: bytes, options: dict[str, Any]) -> list[Written]:
             block.append(line)
         elif block:
             whole = b"\n".join(block)
-            whole = whole.removesuffix(b"\r") if n <= len(lines) else whole
+            whole = whole.removesuffix(b"\r") if n <= len(lines) else whole  # type: ignore[attr-defined]
             found += written(whole, n - len(block), "", options)
             block = []
     return found

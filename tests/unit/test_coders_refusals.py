@@ -193,7 +193,7 @@ def broken(folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) 
     def fail(_: object) -> Any:
         raise error
 
-    opened = coders.ranks_file
+    opened = coders.ranks_file  # type: ignore[attr-defined]
     monkeypatch.setattr(
         coders, "ranks_file", lambda spec, **marks: opened(spec, **marks)._replace(encode=fail, decode=fail)
     )

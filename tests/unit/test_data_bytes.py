@@ -14,7 +14,7 @@ from lib.data.bytes import BOE, BOS, BYTES, DELIMITER, EOS, OFFSET, SIZES, VOCAB
 def test_the_layout_is_four_marks_and_256_bytes() -> None:
     assert (BOE, BOS, EOS, DELIMITER, OFFSET, VOCAB) == (0, 1, 2, 3, 4, 260)
     assert BYTES == ("bytes", 260, 2, 1)
-    assert BYTES._fields == ("name", "vocab", "eos", "bos")
+    assert BYTES._fields == ("name", "vocab", "eos", "bos")  # type: ignore[attr-defined]
     assert SIZES.tolist() == [0, 0, 0, 0] + [1] * 256
 
 

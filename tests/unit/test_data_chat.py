@@ -23,7 +23,7 @@ from lib.data.chat import (
     template_of,
 )
 from lib.store.coders import Coder, open_coder
-from tests.unit.test_coders import byte_level, pieced
+from tests.coders import byte_level, pieced
 
 TALK = [
     Message("system", "Be kind."),

@@ -17,8 +17,8 @@ from lib.errors import DataError
 from lib.store import coders, compressed
 from lib.store.coders import open_coder
 from lib.store.tokens import TokenStore
+from tests.coders import byte_level, unknown
 from tests.stores import documents, every, ids_of, masks_of, names, origins, ready
-from tests.unit.test_coders import byte_level, unknown
 
 MARKS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
 TALK = {"messages": [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]}

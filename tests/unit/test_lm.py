@@ -110,7 +110,7 @@ def test_the_loss_of_a_new_model_is_about_the_log_of_the_vocabulary_and_a_half(t
 
 def test_the_stream_does_not_grow_with_depth() -> None:
     sizes = []
-    original = lm.rms_norm
+    original = lm.rms_norm  # type: ignore[attr-defined]
     for depth in (1, 16):
         stream: list[float] = []
 
@@ -157,7 +157,7 @@ def test_dropout_is_at_every_residual_branch_and_at_the_embedding() -> None:
     part = {name: batch[name][0] for name in ("inputs", "segments", "positions")}
     keys = position_keys(torch.tensor(1), torch.arange(2), 6)
     places: list[int] = []
-    original = lm.dropout
+    original = lm.dropout  # type: ignore[attr-defined]
 
     def noted(x: torch.Tensor, rate: float, keys: Any, site: int) -> torch.Tensor:
         places.append(site)
@@ -196,7 +196,7 @@ def test_narrow_computation_is_close_and_keeps_masters_and_sums_wide(compute: An
 
 def test_the_compute_dtype_reaches_the_matrix_products() -> None:
     seen = set()
-    original = lm.linear
+    original = lm.linear  # type: ignore[attr-defined]
 
     def noted(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         seen.update((x.dtype, weight.dtype))

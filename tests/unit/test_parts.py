@@ -195,7 +195,7 @@ def test_a_file_that_changes_between_scan_and_reading_is_noticed(
         made(corpus, tmp_path / "cache", doing=doing)
     # While it is read, too.
     os.utime(root / "b", (5, 5))
-    corpus, real = scan(root), parts.records
+    corpus, real = scan(root), parts.records  # type: ignore[attr-defined]
 
     def records(*args: Any, **options: Any) -> Iterator[Any]:
         yield from real(*args, **options)

@@ -112,12 +112,12 @@ def test_documents_with_nothing_to_predict_have_no_rows(tmp_path: Path) -> None:
 def test_a_plan_that_cannot_be_written_is_refused_and_one_that_is_there_is_read(side: Stream) -> None:
     cache = side.path.parent.parent
     table = row_table(side, "pack", 8)
-    real = plans.temporary_in
+    real = plans.temporary_in  # type: ignore[attr-defined]
 
     def full(folder: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    plans.temporary_in = full
+    plans.temporary_in = full  # type: ignore[attr-defined]
     try:
         assert row_table(side, "pack", 8) == table
         path = cache / f"{side.path.parent.name}-train-pack-16"
@@ -125,5 +125,5 @@ def test_a_plan_that_cannot_be_written_is_refused_and_one_that_is_there_is_read(
         with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
             row_table(side, "pack", 16)
     finally:
-        plans.temporary_in = real
+        plans.temporary_in = real  # type: ignore[attr-defined]
     assert len(names(cache)) == 2

@@ -104,7 +104,7 @@ def test_a_mixture_is_told_source_by_source(tmp_path: Path) -> None:
 
 
 def test_text_that_had_to_be_mended_is_said_to_be_other_text(tmp_path: Path) -> None:
-    from tests.unit.test_coders import byte_level
+    from tests.coders import byte_level
 
     lay(tmp_path, {"a.txt": b"the cat\xe9 sat " * 30})
     said = prepare(tmp_path, f"data.tokenizer={byte_level(tmp_path)}", "data.errors=replace", "data.holdout=0")

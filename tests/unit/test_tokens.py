@@ -446,7 +446,7 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 def test_too_little_room_is_seen_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x").write_bytes(b"text")
-    monkeypatch.setattr(tokens.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(99, 84, 15))
+    monkeypatch.setattr(tokens.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(99, 84, 15))  # type: ignore[attr-defined]
     cache = tmp_path / "cache"
     message = f"{cache}: 15 bytes are free, the token store needs about 16; set data.cache to a folder with room"
     with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
