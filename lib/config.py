@@ -34,6 +34,7 @@ from lib.sources import HELDOUT, Data, Source, holdout_of, sources_of
 __all__ = [
     "HELDOUT",
     "Batch",
+    "Check",
     "Checkpoint",
     "Config",
     "Convert",
@@ -62,6 +63,21 @@ __all__ = [
     "run_steps",
     "sources_of",
 ]
+
+
+LawName = Literal[
+    "purity",
+    "determinism",
+    "structure",
+    "cursor",
+    "resume",
+    "accumulation",
+    "refusal",
+    "compilation",
+    "recompilation",
+    "mesh",
+]
+"""The laws of `lib.testing.LAWS`, which itself imports torch."""
 
 
 class Run(Checked, frozen=True):
@@ -203,13 +219,14 @@ class Eval(Checked, frozen=True):
     Attributes:
         every: updates between evaluations; 0 = never.
         rows: rows of held-out text per evaluation, evenly spaced; none = all of it.
-        weights: "params" or "average" (needs optim.average).
+        weights: "params" or "average" (of optim.average, or of optim.rule=schedule_free); none = "params", with
+            "schedule_free" its "average".
     """
 
     _at: ClassVar[str] = "eval."
     every: Natural = 100
     rows: Count | None = 256
-    weights: Literal["params", "average"] = "params"
+    weights: Literal["params", "average"] | None = None
 
 
 class Log(Checked, frozen=True):
@@ -241,6 +258,24 @@ class Inspect(Checked, frozen=True):
             raise ValueError("inspect.path='' must name a checkpoint or be none; drop it")
         if self.rows and self.path is not None:
             raise ValueError("inspect.rows must not go with inspect.path, rows are those of run.dir; drop one")
+
+
+class Check(Checked, frozen=True):
+    """What the verb `check` holds the laws of a training state against.
+
+    Attributes:
+        case: a function of no arguments that gives (step, state, batches), as module:function or FILE.py:function.
+        laws: which laws; none = all.
+    """
+
+    _at: ClassVar[str] = "check."
+    case: str = ""
+    laws: tuple[LawName, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.laws == ():
+            raise ValueError("check.laws=[] must name a law or be none; drop it")
 
 
 class Sample(Checked, frozen=True):
@@ -294,6 +329,7 @@ class Config(Checked, frozen=True):
         sample: text at the end.
         inspect: what the verb `inspect` shows.
         convert: what the verb `convert` makes.
+        check: what the verb `check` looks at.
     """
 
     run: Run = Run()
@@ -319,6 +355,7 @@ class Config(Checked, frozen=True):
     sample: Sample = Sample()
     inspect: Inspect = Inspect()
     convert: Convert = Convert()
+    check: Check = Check()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -328,7 +365,7 @@ class Config(Checked, frozen=True):
             raise ValueError(
                 f"checkpoint.keep_best={self.checkpoint.keep_best} must go with evaluations; set eval.every=100"
             )
-        if self.eval.weights == "average" and self.optim.average is None:
+        if self.eval.weights == "average" and self.optim.average is None and self.optim.rule != "schedule_free":
             raise ValueError(
                 "eval.weights=average must have an average; set optim.average=0.999 or eval.weights=params"
             )

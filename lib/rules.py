@@ -19,12 +19,14 @@ class Optim(Checked, frozen=True):
     """The optimizer.
 
     Attributes:
-        rule: update rule; "muon" is for the matrices of the blocks and AdamW there for the rest.
+        rule: update rule; "muon" is for the matrices of the blocks and AdamW there for the rest;
+            "schedule_free" is AdamW's, with a mean of its steps to evaluate, which wants a warm-up and a constant rate.
         lr: peak learning rate.
         decay: decoupled weight decay, multiplied by the learning rate.
-        beta1: decay of the first moment, of "adamw", "lion", and AdamW's part in "muon".
+        beta1: decay of the first moment, of "adamw", "lion", and AdamW's part in "muon"; in "schedule_free" how near to
+            the mean gradients are taken, above 0.
         beta2: decay of the second moment, of the same; "lion" is mostly run with 0.99.
-        eps: added to the root of the second moment, of "adamw" and "muon".
+        eps: added to the root of the second moment, of "adamw", "muon" and "schedule_free".
         momentum: share of the past, of "sgd" (none = 0.9) and "muon" (none = 0.95).
         nesterov: look ahead, in "sgd" (none = false) and "muon" (none = true).
         moments: dtype that "adamw" keeps its moments in; "bf16" is rounded by chance, from the key.
@@ -42,7 +44,7 @@ class Optim(Checked, frozen=True):
     """
 
     _at: ClassVar[str] = "optim."
-    rule: Literal["adamw", "sgd", "lion", "adafactor", "muon"] = "adamw"
+    rule: Literal["adamw", "sgd", "lion", "adafactor", "muon", "schedule_free"] = "adamw"
     lr: Annotated[float, Meta(gt=0, le=MOST_LR)] = 2e-3
     decay: Annotated[float, Meta(ge=0, le=MOST_LR)] = 0.1
     beta1: Share = 0.9
@@ -70,6 +72,16 @@ class Optim(Checked, frozen=True):
         if self.nesterov and self.momentum == 0:
             raise ValueError(
                 "optim.nesterov=true must not go with optim.momentum=0 (nothing lies ahead then); drop one"
+            )
+        if self.rule == "schedule_free" and self.beta1 == 0:
+            raise ValueError(
+                "optim.beta1=0 must be above 0 with optim.rule=schedule_free (its mean plays no part then); "
+                "set one near 0.9"
+            )
+        if self.rule == "schedule_free" and self.average is not None:
+            raise ValueError(
+                f"optim.average={shown(self.average)} must not go with optim.rule=schedule_free, which keeps a mean of its "
+                f"own; drop one"
             )
         groups_of(self)
         _check_windows(self)
@@ -144,9 +156,9 @@ def _group(text: str) -> Group:
 
 
 _OF_RULES = (
-    ("beta1", ("adamw", "lion", "muon")),
-    ("beta2", ("adamw", "lion", "muon")),
-    ("eps", ("adamw", "muon")),
+    ("beta1", ("adamw", "lion", "muon", "schedule_free")),
+    ("beta2", ("adamw", "lion", "muon", "schedule_free")),
+    ("eps", ("adamw", "muon", "schedule_free")),
     ("momentum", ("sgd", "muon")),
     ("nesterov", ("sgd", "muon")),
     ("moments", ("adamw",)),

@@ -120,7 +120,10 @@ def type_name(hint: Any) -> str:
     if _is_union(hint):
         return " or ".join(type_name(part) for part in get_args(hint))
     if get_origin(hint) is tuple:
-        return "list of texts" if get_args(hint)[0] is str else "list of whole numbers"
+        one = get_args(hint)[0]
+        if get_origin(one) is Literal:
+            return "list of " + ", ".join(map(str, get_args(one)))
+        return "list of texts" if one is str else "list of whole numbers"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "none"}
     return names.get(hint, getattr(hint, "__name__", str(hint)))
 

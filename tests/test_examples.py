@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from lib.testing import LAWS
+
 ROOT = Path(__file__).parent.parent
 PROOFS = {
     "01_step_by_hand": "the first state is as it was, and its step gives the same bits again: True",
@@ -39,6 +41,8 @@ def test_an_example_proves_what_it_says(name: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert PROOFS[name] in done.stdout
+    if name == "05_your_own_optimizer":
+        assert f"held: {', '.join(LAWS)}\n" in done.stdout
     if name == "03_your_own_loss":  # it learns, too
         line = next(text for text in done.stdout.splitlines() if text.startswith("held-out"))
         assert float(line.split()[1].rstrip(";")) < 0.005

@@ -8,7 +8,7 @@ step = make_train_step(loss, rule=rule)
 from __future__ import annotations
 
 from lib.optim.adafactor import adafactor, scale_by_adafactor
-from lib.optim.adam import adam, adamw, scale_by_adam
+from lib.optim.adam import adam, adamw, scale_by_adam, scale_by_rms
 from lib.optim.combine import chain, freeze, hyper, identity, mask, partition, scaled
 from lib.optim.decay import decay, l2
 from lib.optim.lion import lion, scale_by_lion
@@ -16,6 +16,7 @@ from lib.optim.muon import muon, orthogonalize
 from lib.optim.named import frozen, rule_of
 from lib.optim.parts import clip_norm, clip_value, descend, momentum, sign
 from lib.optim.rule import Now, Rule
+from lib.optim.schedule_free import averaged, free, schedule_free
 from lib.optim.sgd import sgd
 
 __all__ = [
@@ -24,11 +25,13 @@ __all__ = [
     "adafactor",
     "adam",
     "adamw",
+    "averaged",
     "chain",
     "clip_norm",
     "clip_value",
     "decay",
     "descend",
+    "free",
     "freeze",
     "frozen",
     "hyper",
@@ -44,7 +47,9 @@ __all__ = [
     "scale_by_adafactor",
     "scale_by_adam",
     "scale_by_lion",
+    "scale_by_rms",
     "scaled",
+    "schedule_free",
     "sgd",
     "sign",
 ]

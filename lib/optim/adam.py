@@ -15,7 +15,7 @@ from lib.optim.storing import stored
 from lib.scalars import constants, together
 from lib.tree import Tree, tree_map
 
-__all__ = ["adam", "adamw", "scale_by_adam"]
+__all__ = ["adam", "adamw", "scale_by_adam", "scale_by_rms"]
 
 Moments = Literal["fp32", "bf16"]
 
@@ -66,6 +66,28 @@ def scale_by_adam(
         return direction, params, after
 
     return Rule(init, update, "adam")
+
+
+def scale_by_rms(beta2: float | Tensor = 0.999, eps: float | Tensor = 1e-8) -> Rule:
+    """Divide gradients by the root of their mean square: Adam's direction without its first moment.
+
+        v <- beta2 v + (1 - beta2) g^2
+        g <- g / (sqrt(v) / sqrt(1 - beta2^t) + eps),    t = updates applied, this one included
+
+    Slot: `count` int64 [], `second` (v) shaped as the parameters.
+    """
+    check("rms", "beta2", beta2, below=1)
+    check("rms", "eps", eps, above=0)
+
+    def update(grads: Tree, params: Tree, slot: Tree, now: Now) -> tuple[Tree, Tree, Tree]:
+        count = slot["count"] + 1
+        (root,) = together([(1 - beta2 ** count.to(torch.float64)).sqrt()])
+        keep, fresh, least = constants(beta2, 1 - beta2, eps)
+        second = tree_map(lambda v, g: v * keep + fresh * g * g, slot["second"], grads)
+        direction = tree_map(lambda g, v: g / (v.sqrt() / root + least), grads, second)
+        return direction, params, {"count": count, "second": second}
+
+    return Rule(lambda p: {"count": counter(p), "second": tree_map(torch.zeros_like, p)}, update, "rms")
 
 
 def adam(

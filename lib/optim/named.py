@@ -11,6 +11,7 @@ from lib.optim.decay import decayed, stacked
 from lib.optim.lion import lion
 from lib.optim.muon import muon
 from lib.optim.rule import Rule
+from lib.optim.schedule_free import schedule_free
 from lib.optim.sgd import sgd
 from lib.recipe import Recipe, groups_of
 from lib.tree import Tree, leaves, matching
@@ -80,6 +81,8 @@ def _named(recipe: Recipe) -> Rule:
                 eps=optim.eps,
                 where=where,
             )
+        case "schedule_free":
+            return schedule_free(beta1=optim.beta1, beta2=optim.beta2, eps=optim.eps, where=where)
         case _:
             return adamw(beta1=optim.beta1, beta2=optim.beta2, eps=optim.eps, where=where, moments=optim.moments)
 

@@ -37,6 +37,13 @@ class Now(NamedTuple):
         rates = [self.lr * self.rates[path] if path in self.rates else self.lr for path in named]
         return from_leaves(dict(zip(named, together(rates), strict=True)))
 
+    def each_decay(self, params: Tree, decayed: Collection[str]) -> Tree:
+        """The weight decay of each parameter, 0-d fp32; 0 for those that do not decay."""
+        weights = {path: torch.zeros_like(self.decay) for path in leaves(params)}
+        for path in decayed:
+            weights[path] = self.decay * self.decays[path] if path in self.decays else self.decay
+        return from_leaves(dict(zip(weights, together(list(weights.values())), strict=True)))
+
     def each_keep(self, params: Tree, decayed: Collection[str]) -> Tree:
         """What decay leaves of each parameter, 1 - lr * decay, 0-d fp32; 1 for those that do not decay."""
         keeps = {path: torch.ones_like(self.lr) for path in leaves(params)}

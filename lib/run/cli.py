@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     """Run one command.
 
     Returns:
-        Its exit code, as `--help` lists them; 1 when the program itself is at fault.
+        Its exit code, as `--help` lists them; 1 when the program itself is at fault, or a step that was checked.
     """
     try:
         with watched() as signals, progress() as voice:
@@ -64,6 +64,8 @@ def _verb(name: str) -> Verb:
             from lib.run.inspect import inspect_verb as verb
         case "convert":
             from lib.run.convert import convert_verb as verb
+        case "check":
+            from lib.run.laws import check_verb as verb
         case "plot schedule":
             from lib.run.curve import schedule_verb as verb
         case _:

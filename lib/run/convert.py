@@ -19,13 +19,14 @@ from lib.run.launch import Launch
 from lib.run.newest import checkpoint_in, newest_checkpoint
 from lib.run.progress import Progress, size_text
 from lib.run.signals import Signals
+from lib.state.average import mean_of
 from lib.store import load, save
 from lib.store.checkpoint import has_recipe, read_info
 from lib.store.export import write_tensors
 from lib.store.folder import STEP
 from lib.store.tensors import read_metadata, read_tensors
 from lib.store.trees import averaged, renamed
-from lib.tree import from_leaves, leaves, tensordict
+from lib.tree import from_leaves, leaves, plain, tensordict
 
 __all__ = ["convert_verb"]
 
@@ -108,8 +109,17 @@ def _leaves_at(source: str, what: str) -> dict[str, Tensor]:
     if what == "all":
         return leaves(load(source))
     if what == "average":
-        return leaves(load(source, keys=["average.params"])["average", "params"])
+        return _mean_at(source)
     return leaves(load(source, keys=["params"])["params"])
+
+
+def _mean_at(source: str) -> dict[str, Tensor]:
+    recipe = _recipe_at(source)
+    own = recipe is not None and recipe.optim.rule == "schedule_free"
+    keys = ["params", "optimizer.free.base"] if own else ["average.params"]
+    mean = mean_of(plain(load(source, keys=keys)), recipe or Recipe())
+    assert mean is not None  # it was loaded
+    return leaves(mean)
 
 
 def _recipe_at(source: str) -> Recipe | None:

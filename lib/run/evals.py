@@ -17,7 +17,9 @@ from lib.run.newest import newest_state
 from lib.run.progress import Progress
 from lib.run.reading import check_same, find_text, open_text
 from lib.run.signals import Signals
+from lib.state.average import mean_of
 from lib.step import eval_step
+from lib.tree import plain, tensordict
 
 __all__ = ["EVAL_UNITS", "eval_verb", "evaluate", "weights_of"]
 
@@ -57,7 +59,7 @@ def evaluate(
     state: TensorDict,
     batches: Iterable[TensorDict],
     *,
-    weights: Literal["params", "average"],
+    weights: Literal["params", "average"] | None,
     asked: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any] | None:
     """Measure a state on held-out batches; eager, so that the first line comes before anything is compiled.
@@ -82,16 +84,22 @@ def evaluate(
     return {"step": int(state["step"]), **held}
 
 
-def weights_of(state: TensorDict, weights: Literal["params", "average"]) -> TensorDict:
+def weights_of(state: TensorDict, weights: Literal["params", "average"] | None) -> TensorDict:
     """The state with the parameters that are to be used; the average stands in for them and is never mixed in.
+
+    Args:
+        state: read only.
+        weights: which; none = the parameters, but of a schedule-free rule its average, which is what that one trains.
 
     Raises:
         ValueError: this state keeps no average.
     """
-    if weights == "params":
+    own = state["recipe"].optim.rule == "schedule_free"
+    if weights == "params" or (weights is None and not own):
         return state
-    if "average" not in state.keys():  # noqa: SIM118 - a TensorDict looks into its keys only when asked
+    mean = mean_of(plain(state), state["recipe"])
+    if mean is None:
         raise ValueError("eval.weights=average must have an average in the state; set eval.weights=params")
     view = state.clone(recurse=False)
-    view["params"] = state["average", "params"]
+    view["params"] = tensordict(mean)
     return view

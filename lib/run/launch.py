@@ -21,9 +21,11 @@ from lib.settings import layered
 __all__ = ["Launch", "Words", "launch", "read_words"]
 
 _OVERRIDE = re.compile(r"~?[A-Za-z0-9_.\-]+(=|\Z)")
+_CASE = re.compile(r"[^=]+:\w+\Z")  # module:function
 _PLACES = (  # keys of paths
     "run.dir", "checkpoint.dir", "data.path", "data.sources.*.path", "data.heldout", "data.tokenizer", "data.template",
     "data.sources.*.template", "data.cache", "init.path", "inspect.path", "convert.source", "convert.target",
+    "check.case",
 )  # fmt: skip
 _SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 
@@ -69,12 +71,14 @@ def read_words(argv: list[str]) -> Words:
             raise ValueError(_no_option(word))
         elif word.startswith("show="):
             show = _truth(word)
+        elif argv[0] == "check" and _CASE.match(word):
+            overrides.append(f"check.case={word}")  # the word that this verb takes
         elif _OVERRIDE.match(word) and (word.startswith("~") or "=" in word):
             overrides.append(word)
         elif word.endswith(_SUFFIXES):
             files.append(Path(word))
         else:
-            raise ValueError(_no_word(word))
+            raise ValueError(_no_word(word, VERBS[argv[0]].word if given else ""))
     verb = " ".join(argv[:given]) or "train"
     return Words(verb, tuple(files), tuple(overrides), show, wants_help, given > 0)
 
@@ -166,7 +170,9 @@ def _no_option(word: str) -> str:
     return f"{word}: unknown option, must be a verb, a config file, key=value or ~key; {fix}"
 
 
-def _no_word(word: str) -> str:
+def _no_word(word: str, wanted: str) -> str:
+    if wanted:
+        return f"{word!r} must be {wanted}, a config file, key=value or ~key; see --help"
     near = get_close_matches(word, list(VERBS), n=1, cutoff=0.6)
     fix = f"did you mean `{near[0]}`?" if near else "see --help"
     if Path(word).suffix:

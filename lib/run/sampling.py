@@ -38,7 +38,7 @@ def sample_verb(told: Launch, voice: Progress, signals: Signals) -> int:
     return 0
 
 
-def written(state: TensorDict, choice: Sample, weights: Literal["params", "average"], coder: Coder) -> str:
+def written(state: TensorDict, choice: Sample, weights: Literal["params", "average"] | None, coder: Coder) -> str:
     """The prompt and what the model goes on with, up to the end of the document; bytes that are no UTF-8 are marked."""
     # Without a prompt the model begins a document: its first byte is predicted from an end mark.
     eos = coder.tokenizer.eos

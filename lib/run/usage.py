@@ -19,11 +19,12 @@ __all__ = ["VERBS", "Verb", "usage"]
 
 
 class Verb(NamedTuple):
-    """One verb: what it does, the keys it reads (patterns), one example of its use."""
+    """One verb: what it does, the keys it reads (patterns), one example of its use, and a word it takes besides."""
 
     does: str
     keys: tuple[str, ...]
     example: str
+    word: str = ""
 
 
 VERBS: dict[str, Verb] = {
@@ -61,6 +62,14 @@ VERBS: dict[str, Verb] = {
         ("run.dir", "load", "checkpoint.dir", "convert.*"),
         "python -m lib.run convert run.dir=runs/mine convert.target=model.safetensors",
     ),
+    "check": Verb(
+        "Hold the laws of a training state against a step of your own: a function of yours, module:function or "
+        "FILE.py:function, gives (step, state, batches). Each law is said to be held, broken (where, and the smallest input "
+        "that breaks it) or not checked; exit 1 when one is broken.",
+        ("check.*",),
+        "python -m lib.run check my_steps.py:case",
+        "module:function or FILE.py:function",
+    ),
     "plot": Verb(
         "Draw loss.png of run.dir again, from its metrics.jsonl.",
         ("run.dir",),
@@ -75,6 +84,7 @@ VERBS: dict[str, Verb] = {
 
 _EXITS = (
     (0, "done"),
+    (1, "check: a law is broken; else a fault in the program itself, with its traceback"),
     (2, "usage or config"),
     (3, "data"),
     (4, "diverged"),
@@ -93,7 +103,7 @@ def usage(verb: str | None) -> str:
     """The help text of one verb, or of the whole program."""
     width = max(72, min(shutil.get_terminal_size((110, 24)).columns, 120))
     about = VERBS["train" if verb is None else verb]
-    words = f"[{'|'.join(VERBS)}]" if verb is None else verb
+    words = f"[{'|'.join(VERBS)}]" if verb is None else f"{verb} {about.word}".rstrip()
     lines = [f"usage: python -m lib.run {words} [FILE.toml|.yaml|.json ...] [key=value ...] [~key] [--help]", ""]
     if verb is None:
         lines += ["Training of neural networks as a pure function. Verbs (none = train):", ""]

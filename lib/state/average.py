@@ -1,4 +1,7 @@
-"""Slot `average`: a mean of the parameters as they went, beside them and never mixed up with them."""
+"""Slot `average`: a mean of the parameters as they went, beside them and never mixed up with them.
+
+A schedule-free rule keeps a mean of its own, within its slot: `mean_of` gives whichever a state has.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lib.optim import averaged
+from lib.recipe import Recipe
 from lib.rules import Optim
 from lib.scalars import together
 from lib.shapes import Int
 from lib.tree import Tree, tree_map
 
-__all__ = ["init", "update"]
+__all__ = ["init", "mean_of", "update"]
 
 
 def init(params: Tree, optim: Optim) -> Tree:
@@ -54,6 +59,22 @@ def update(slot: Tree, params: Tree, optim: Optim, number: Int[Tensor, ""]) -> T
     (takes,) = together([inside | waiting])
     held = tree_map(lambda a, b: torch.where(takes > 0, a, b), mixed, slot["params"])
     return {"params": held, "count": count, "end": torch.where(inside, end, slot["end"])}
+
+
+def mean_of(state: Tree, recipe: Recipe) -> Tree | None:
+    """The mean of the parameters that a state keeps, in its own slot or within its rule's; none = it keeps none.
+
+    Args:
+        state: a state, or what of it lies at `average.params`, or at `params` and `optimizer.free.base`.
+        recipe: of the state.
+    """
+    if "average" in state:
+        mean: Tree = state["average"]["params"]
+        return mean
+    slot = state.get("optimizer", {})
+    if recipe.optim.rule == "schedule_free" and "free" in slot:
+        return averaged(state["params"], slot["free"], recipe.optim.beta1)
+    return None
 
 
 def _mixed(mean: Tree, params: Tree, optim: Optim, count: Tensor) -> Tree:

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import schedulefree
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lib.optim import Rule, adafactor, adam, adamw, chain, l2, lion, muon, sgd
+from lib.optim import Rule, adafactor, adam, adamw, averaged, chain, l2, lion, muon, schedule_free, sgd
 from lib.optim.muon import orthogonal
 from lib.tree import Tree, from_leaves, leaves
 from tests.strategies import FEW, now
@@ -164,6 +165,60 @@ def test_lion_follows_its_paper(shapes: Any, peak: float, weight: float, betas: 
             m[path] = betas[1] * m[path] + (1 - betas[1]) * g
     same(params, {path: torch.from_numpy(value) for path, value in exact.items()}, UPDATES)
     same(slot["lion"]["first"], {path: torch.from_numpy(value) for path, value in m.items()}, UPDATES)
+
+
+def rate(peak: float, number: int) -> float:
+    """Warmed up over ten updates from none at all, then constant."""
+    return peak * min(1.0, (number - 1) / 10)
+
+
+@FEW
+@given(shapes=SHAPES, peak=PEAK, weight=st.floats(0, 0.5), beta=st.sampled_from([0.1, 0.9, 0.98]))
+def test_schedule_free_follows_its_paper(shapes: Any, peak: float, weight: float, beta: float) -> None:
+    rule, draw, keep, eps = schedule_free(beta1=beta), torch.Generator().manual_seed(0), 0.999, 1e-8
+    params = drawn(shapes, draw)
+    slot = rule.init(params)
+    y = {path: leaf.double() for path, leaf in leaves(params).items()}
+    z, x, v = dict(y), dict(y), {path: torch.zeros_like(leaf) for path, leaf in y.items()}
+    total = 0.0
+    for n in range(1, UPDATES + 1):
+        grads, lr = drawn(shapes, draw), rate(peak, n)
+        _, params, slot = rule.update(grads, params, slot, now(lr, weight))
+        total += lr**2
+        share = lr**2 / total if total else 0.0
+        for path, leaf in leaves(grads).items():
+            v[path] = keep * v[path] + (1 - keep) * leaf.double() ** 2
+            direction = leaf.double() / ((v[path] / (1 - keep**n)).sqrt() + eps) + weight * y[path]
+            z[path] = z[path] - lr * direction
+            x[path] = (1 - share) * x[path] + share * z[path]
+            y[path] = (1 - beta) * z[path] + beta * x[path]
+    same(params, y, UPDATES)
+    same(slot["free"]["base"], z, UPDATES)
+    # The mean is told by how far y is from z, so what y is off by counts (1 - beta) / beta times.
+    same(averaged(params, slot["free"], beta), x, UPDATES / min(beta, 0.5))
+
+
+@FEW
+@given(shapes=SHAPES, peak=PEAK, weight=st.floats(0, 0.5), beta=st.sampled_from([0.5, 0.9]))
+def test_schedule_free(shapes: Any, peak: float, weight: float, beta: float) -> None:
+    rule, draw = schedule_free(beta1=beta), torch.Generator().manual_seed(0)
+    params = drawn(shapes, draw)
+    slot, twins = rule.init(params), {path: nn.Parameter(leaf.clone()) for path, leaf in leaves(params).items()}
+    theirs = schedulefree.AdamWScheduleFree(
+        list(twins.values()), lr=peak, betas=(beta, 0.999), weight_decay=weight, foreach=False
+    )
+    theirs.train()
+    for n in range(1, UPDATES + 1):
+        grads, lr = drawn(shapes, draw), rate(peak, n)
+        theirs.param_groups[0]["lr"] = lr
+        for path, twin in twins.items():
+            twin.grad = leaves(grads)[path].clone()
+        theirs.step()
+        _, params, slot = rule.update(grads, params, slot, now(lr, weight))
+    same(params, dict(twins), UPDATES)
+    same(slot["free"]["base"], {path: theirs.state[twin]["z"] for path, twin in twins.items()}, UPDATES)
+    theirs.eval()
+    same(averaged(params, slot["free"], beta), dict(twins), 2 * UPDATES)
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (3, 17), (17, 3), (2, 3, 8, 5)])

@@ -144,16 +144,16 @@ ERRORS = {
     ("--batch-rows", "3"): "--batch-rows: unknown option, must be a verb, a config file, key=value or ~key; "
     "write batch_rows=VALUE",
     ("-v",): "-v: unknown option, must be a verb, a config file, key=value or ~key; write v=VALUE",
-    ("trian",): "'trian' must be a verb (train, eval, sample, prepare, inspect, convert, plot, "
+    ("trian",): "'trian' must be a verb (train, eval, sample, prepare, inspect, convert, check, plot, "
     "plot schedule) first, a config file, key=value or ~key; "
     "did you mean `train`?",
     (
         "steps=3",
         "eval",
-    ): "'eval' must be a verb (train, eval, sample, prepare, inspect, convert, plot, "
+    ): "'eval' must be a verb (train, eval, sample, prepare, inspect, convert, check, plot, "
     "plot schedule) first, a config file, key=value "
     "or ~key; did you mean `eval`?",
-    ("notes.txt",): "'notes.txt' must be a verb (train, eval, sample, prepare, inspect, convert, plot, "
+    ("notes.txt",): "'notes.txt' must be a verb (train, eval, sample, prepare, inspect, convert, check, plot, "
     "plot schedule) first, a config file, key=value "
     "or ~key; a config file ends in .toml, .yaml, .yml, .json",
     ("absent.toml",): "absent.toml: No such file or directory, must be a readable config file; give the path of one",
@@ -207,7 +207,7 @@ def test_every_verb_has_help_with_its_keys_and_an_example_that_parses(
     assert main([verb, "--help"]) == 0
     text = capsys.readouterr().out
     assert text == usage(verb) + "\n"
-    assert "  run.dir=runs/default" in text
+    assert ("  check.case=''" if verb == "check" else "  run.dir=runs/default") in text
     example = text.rpartition("python -m lib.run ")[2].split("'")
     words = [part for n, piece in enumerate(example) for part in ([piece] if n % 2 else piece.split())]
     joined = re.sub(r"=\0", "=", "\0".join(words)).split("\0")

@@ -75,7 +75,10 @@ RANGE = "{} must be {}; give one in range"
         ("optim.clip=nan", "optim.clip=nan must be a number or none; change the value"),
         ("optim.clip=inf", "optim.clip=inf must be a number or none; change the value"),
         ("optim.lr=1e999", "optim.lr=inf must be a finite number; give one"),
-        ("optim.rule=adam", "optim.rule=adam must be one of adamw, sgd, lion, adafactor, muon; change the value"),
+        (
+            "optim.rule=adam",
+            "optim.rule=adam must be one of adamw, sgd, lion, adafactor, muon, schedule_free; change the value",
+        ),
         ("steps=99999999999999999999", "steps=99999999999999999999 must be < 2**63; give one in range"),
         ("tokens=99999999999999999999", "tokens=99999999999999999999 must be < 2**63; give one in range"),
         (

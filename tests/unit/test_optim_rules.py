@@ -19,6 +19,7 @@ from lib.optim import (
     clip_value,
     decay,
     descend,
+    free,
     freeze,
     hyper,
     lion,
@@ -60,9 +61,17 @@ CHOICES: dict[str, dict[str, Any]] = {
     "lion": {"rule": "lion", "lr": 1e-3},
     "adafactor": {"rule": "adafactor", "lr": 1e-2},
     "muon": {"rule": "muon"},
+    "schedule free": {"rule": "schedule_free", "lr": 1e-2},
     "groups": {"groups": ("embed.*:lr=0.1,decay=0", "blocks.attention.w[qk]:freeze", "norm:decay=2")},
 }
-TRACED = {"adamw", "adamw in bf16", "adafactor", "muon", "groups"}  # the others are made of the same parts
+TRACED = {
+    "adamw",
+    "adamw in bf16",
+    "adafactor",
+    "muon",
+    "schedule free",
+    "groups",
+}  # the others are made of the same parts
 
 
 def recipe_of(**settings: Any) -> Recipe:
@@ -265,6 +274,8 @@ def test_patterns_are_held_against_the_parameters_before_the_first_step(settings
         (lambda: adamw(beta1=1.5), "adam: beta1=1.5 must be in [0, 1)"),
         (lambda: adamw(eps=0.0), "adam: eps=0.0 must be above 0"),
         (lambda: lion(beta2=-0.1), "lion: beta2=-0.1 must be in [0, 1)"),
+        (lambda: free(0.0), "free: beta=0.0 must be above 0"),
+        (lambda: free(1.0), "free: beta=1.0 must be in [0, 1)"),
         (lambda: momentum(1.0), "momentum: beta=1.0 must be in [0, 1)"),
         (lambda: clip_norm(-1.0), "clip_norm: limit=-1.0 must be above 0"),
         (lambda: clip_value(float("nan")), "clip_value: limit=nan must be above 0"),
@@ -333,12 +344,21 @@ def test_groups_of_a_recipe_are_for_its_own_rule() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rule": "sgd", "beta1": 0.5}, "optim.beta1=0.5 must not go with optim.rule=sgd (it is for adamw, lion, muon)"),
+        ({"rule": "sgd", "beta1": 0.5}, "optim.beta1=0.5 must not go with optim.rule=sgd (it is for adamw, lion, "
+         "muon, schedule_free)"),
         ({"rule": "lion", "eps": 1e-3}, "optim.eps=0.001 must not go with optim.rule=lion"),
         ({"momentum": 0.5}, "optim.momentum=0.5 must not go with optim.rule=adamw (it is for sgd, muon)"),
         ({"rule": "sgd", "momentum": 0.0, "nesterov": True}, "optim.nesterov=true must not go with optim.momentum=0"),
         ({"nesterov": False}, "optim.nesterov=False must not go with optim.rule=adamw"),
         ({"rule": "muon", "moments": "bf16"}, "optim.moments=bf16 must not go with optim.rule=muon"),
+        (
+            {"rule": "schedule_free", "beta1": 0.0},
+            "optim.beta1=0 must be above 0 with optim.rule=schedule_free",
+        ),
+        (
+            {"rule": "schedule_free", "average": 0.9},
+            "optim.average=0.9 must not go with optim.rule=schedule_free, which keeps a mean of its own; drop one",
+        ),
         ({"matrices": ("a",)}, "optim.matrices=['a'] must not go with optim.rule=adamw"),
         *(
             ({"groups": (text,)}, f"optim.groups={text} must be PATTERN:lr=F,decay=F")

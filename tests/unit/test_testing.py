@@ -30,6 +30,7 @@ RULES = (
     Optim(rule="lion"),
     Optim(rule="adafactor"),
     Optim(rule="muon"),
+    Optim(rule="schedule_free", groups=("norm:freeze",)),
     Optim(groups=("embed.*:freeze", "blocks.*:lr=0.5"), average="uniform", average_last=2, average_every=3),
 )
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lib.state.average import mean_of
 from lib.store import load, save
 from lib.store.checkpoint import describe
 from lib.store.folder import committed, step_name
-from lib.tree import leaves
+from lib.tree import leaves, plain
 from tests.checkpoints import assert_same, bits, td, tree
 from tests.world.running import TINY, Ended, hasten, rows, run_here, text_folder
 from tests.world.running import bits as bits_of
@@ -94,6 +95,24 @@ def test_the_average_of_the_parameters_is_taken_by_name(run: Path, tmp_path: Pat
     average = leaves(load(run)["average", "params"])
     assert {name: bits(leaf) for name, leaf in load_file(tmp_path / "a.safetensors").items()} == {
         name: bits(leaf) for name, leaf in average.items()
+    }
+
+
+def test_of_a_schedule_free_run_its_mean_is_evaluated_and_taken(run: Path, tmp_path: Path) -> None:
+    words = (*words_of(run), f"run.dir={tmp_path / 'free'}")
+    settings = ("optim.rule=schedule_free", "optim.average=none", "schedule.shape=constant", "eval.every=4")
+    assert run_here(*words, *settings).code == 0
+    told_by = {which: run_here("eval", *words[-1:], *which) for which in ((), ("eval.weights=average",))}
+    assert told_by[()].code == 0
+    assert len({ended.out for ended in told_by.values()}) == 1
+    assert run_here("eval", *words[-1:], "eval.weights=params").out != told_by[()].out
+    assert f"{rows(tmp_path / 'free')[-1]['eval/bpb']:.4f}" in told_by[()].out
+    assert convert(*words[-1:], f"convert.target={tmp_path / 'a.safetensors'}", "convert.what=average").code == 0
+    state = load(tmp_path / "free")
+    mean = mean_of(plain(state), state["recipe"])
+    assert mean is not None
+    assert {name: bits(leaf) for name, leaf in load_file(tmp_path / "a.safetensors").items()} == {
+        name: bits(leaf) for name, leaf in leaves(mean).items()
     }
 
 
