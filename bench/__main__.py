@@ -7,7 +7,7 @@ import sys
 
 from bench.harness import last_lines
 
-NAMES = ("step", "compile", "data", "checkpoint")
+NAMES = ("step", "optimizer", "compile", "data", "checkpoint")
 
 
 def main(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Recipes, states, batches and trees that the core is tried on, and how their bits are compared."""
+"""Recipes and steps of one's own that the core is tried on, and how bits are compared; more is in lib.testing.strategies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import Tensor
 
-from lib.config import Batch, Guard, Model, Optim, Precision, Recipe, Scale, Schedule
+from lib.config import Batch, Model, Optim, Recipe
 from lib.optim import Now, Rule
 from lib.step import Step, make_train_step
 from lib.tree import Tree, from_leaves, leaves, tensordict, tree_map
@@ -87,87 +86,11 @@ def tiny(**parts: Any) -> Recipe:
     return Recipe(**{"model": model, "batch": Batch(rows=4, length=6, micro=2), **parts})
 
 
-def lm_batch(recipe: Recipe, seed: int = 0, *, valid: float = 0.7, number: int = 1) -> TensorDict:
-    """A batch of random ids cut into documents, with a share of valid targets, that stands after `number` updates."""
-    draw = np.random.default_rng(seed)
-    shape = (recipe.batch.micro, recipe.batch.rows // recipe.batch.micro, recipe.batch.length)
-    assert recipe.model is not None
-    opens = draw.random(shape) < 0.2
-    place = np.broadcast_to(np.arange(shape[2]), shape)
-    opened = np.maximum.accumulate(np.where(opens, place, 0), axis=2)
-    ids = draw.integers(0, recipe.model.vocab, (2, *shape))
-    data = {
-        "inputs": ids[0],
-        "targets": ids[1],
-        "segments": opens.cumsum(2),
-        "positions": place - opened,
-        "mask": draw.random(shape) < valid,
-        "bytes": draw.integers(1, shape[2] + 1, shape[:2]),
-    }
-    cursor = {"text": {"epoch": torch.tensor(0), "row": torch.tensor(number * recipe.batch.rows)}}
-    return tensordict({**{name: torch.from_numpy(np.array(value)) for name, value in data.items()}, "cursor": cursor})
-
-
 def with_leaves(batch: TensorDict, **new: Tensor) -> TensorDict:
     copy = batch.clone()
     for name, value in new.items():
         copy[name] = value
     return copy
-
-
-@st.composite
-def models(draw: st.DrawFn, *, dropout: bool = True, depth: int = 2) -> Model:
-    heads, head_width = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([2, 4]))
-    return Model(
-        width=heads * head_width,
-        depth=draw(st.integers(1, depth)),
-        heads=heads,
-        kv_heads=draw(st.sampled_from([None, *(n for n in (1, 2, 4) if heads % n == 0)])),
-        inner=draw(st.sampled_from([None, 4])),
-        vocab=draw(st.integers(2, 20)),
-        dropout=draw(st.sampled_from([0.0, 0.4])) if dropout else 0.0,
-        tied=draw(st.booleans()),
-        documents=draw(st.booleans()),
-    )
-
-
-def fitting(*, length: int, floor: float | None = None, **settings: Any) -> Schedule:
-    """A schedule with a length and a floor, where its shape has any use for them."""
-    probe = Schedule(**settings)
-    if probe.has_length:
-        settings["length"] = length
-    if probe.has_floor and floor is not None:
-        settings["floor"] = floor
-    return Schedule(**settings)
-
-
-COUNTING = Guard(window=4, sigma=0.5, spikes="count")
-
-
-@st.composite
-def recipes(draw: st.DrawFn) -> Recipe:
-    """Every slot with and without, every dtype, every shape of schedule."""
-    micro = draw(st.integers(1, 2))
-    return Recipe(
-        model=draw(models(depth=1)),
-        batch=Batch(rows=micro * draw(st.integers(1, 2)), length=draw(st.integers(2, 6)), micro=micro),
-        optim=Optim(
-            lr=draw(st.sampled_from([1e-3, 0.1])),
-            decay=draw(st.sampled_from([0.0, 0.1])),
-            clip=draw(st.sampled_from([None, 0.01, 1.0])),
-            no_decay=draw(st.sampled_from([None, (), ("blocks.*",)])),
-            average=draw(st.sampled_from([None, 0.0, 0.9])),
-        ),
-        schedule=fitting(
-            shape=draw(st.sampled_from(["constant", "linear", "cosine"])),
-            warmup=draw(st.integers(0, 2)),
-            length=draw(st.integers(3, 5)),
-            counts=draw(st.sampled_from(["step", "applied"])),
-        ),
-        precision=Precision(compute=draw(st.sampled_from(["fp32", "bf16", "fp16"]))),
-        scale=Scale(every=draw(st.sampled_from([1, 2000]))),
-        guard=draw(st.sampled_from([Guard(), Guard(window=4), Guard(window=4, sigma=0.5), COUNTING])),
-    )
 
 
 # Configs ------------------------------------------------------------------------------------------------------------
@@ -235,23 +158,3 @@ def gradient_of(step: Callable[..., Any], state: TensorDict, batch: TensorDict) 
     new, _ = step(state, batch)
     tree: Tree = from_leaves(leaves(new["optimizer", "adam", "first"]))
     return tree
-
-
-# Trees ----------------------------------------------------------------------------------------------------------------
-
-_NAMES = st.sampled_from(["a", "b", "c", "w1", "w2"])
-
-
-@st.composite
-def arrays(draw: st.DrawFn) -> Tensor:
-    shape = draw(st.lists(st.integers(0, 3), max_size=2))
-    values = draw(st.lists(FINITE, min_size=math.prod(shape), max_size=math.prod(shape)))
-    return torch.tensor(values, dtype=torch.float32).reshape(shape)
-
-
-def trees() -> st.SearchStrategy[Tree]:
-    """Nested dicts of fp32 tensors, with at least one leaf, in any order of keys."""
-    branches = st.recursive(
-        arrays(), lambda below: st.dictionaries(_NAMES, below, min_size=1, max_size=3), max_leaves=6
-    )
-    return st.dictionaries(_NAMES, branches, min_size=1, max_size=3)

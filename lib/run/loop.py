@@ -80,11 +80,12 @@ class End(NamedTuple):
     asked: bool
 
 
-def loop(state: TensorDict, batches: Iterator[TensorDict], plan: Plan, acts: Acts) -> End:
+def loop(begin: list[TensorDict], batches: Iterator[TensorDict], plan: Plan, acts: Acts) -> End:
     """Train until `plan.last` or until asked to end; the state it ends with is committed.
 
     Args:
-        state: where to begin; it is committed.
+        begin: where to begin, committed, as the one element of a list. It is taken out here: an argument of a call may stay
+            held by the caller until the call is over (Python does so wherever Dynamo watches frames), with all its memory.
         batches: from the state's cursor on.
         plan: what is due when.
         acts: how it is done.
@@ -94,6 +95,7 @@ def loop(state: TensorDict, batches: Iterator[TensorDict], plan: Plan, acts: Act
         DivergedError: `plan.patience` updates in a row were refused; no such state is committed.
         CheckpointError: a checkpoint or a row could not be written; the earlier ones are intact.
     """
+    state = begin.pop()
     step = saved = int(state["step"])
     worst = torch.zeros_like(state["scale", "bad"])
     each_step = worst.device.type == "cpu"  # elsewhere reading a number waits for the device

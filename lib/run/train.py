@@ -145,7 +145,7 @@ def _train(start: Start, run: Path, voice: Progress, signals: Signals) -> End:
         if start.compiled and first < plan.last and not signals.asked():
             voice.say("compiling the step: once, about half a minute")
         voice.begin(first, plan.last)
-        return loop(start.state.pop(), batches, plan, acts)
+        return loop(start.state, batches, plan, acts)
 
 
 def _saver(start: Start, run: Path, lines: FileIO, voice: Progress) -> Saver:

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from lib.tree import Tree, assert_same, leaves, plain, tree_map
+from lib.tree import Tree, assert_same, leaves, tree_map
 
 __all__ = ["init", "update"]
 
@@ -20,23 +21,37 @@ def init(given: Mapping[str, Any] | None, *, own: bool = False, sources: Sequenc
     """Make the cursor of the start.
 
     Args:
-        given: a tree of int64 tensors to start from; none = the start.
+        given: a tree of int64 tensors, or whole numbers, to start from; none = the start.
         own: batches are the caller's own; the start is then `batch` = 0, batches taken, else `epoch` = `row` = 0 of each
             source.
         sources: their names; none = `text` alone.
 
     Raises:
-        ValueError: a leaf is not int64.
+        ValueError: a leaf is no whole number, or not int64.
     """
     if given is None:
         zero = torch.zeros((), dtype=torch.int64)
         if own:
             return {"batch": zero}
         return {name: {"epoch": zero.clone(), "row": zero.clone()} for name in sources or ("text",)}
-    tree = tree_map(lambda leaf: leaf.clone(), plain(given))
+    tree = _copied(given, "")
     kinds = {leaf.dtype for leaf in leaves(tree).values()}
     if kinds - {torch.int64}:
         raise ValueError(f"cursor: leaves are {sorted(map(str, kinds))}, must all be torch.int64; convert them")
+    return tree
+
+
+def _copied(given: Mapping[str, Any], at: str) -> Tree:
+    tree: Tree = {}
+    for name, value in given.items():
+        if isinstance(value, Tensor):
+            tree[name] = value.clone()
+        elif hasattr(value, "items"):
+            tree[name] = _copied(value, f"{at}{name}.")
+        elif isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63:
+            tree[name] = torch.tensor(value, dtype=torch.int64)
+        else:
+            raise ValueError(f"cursor.{at}{name}={value!r} must be a whole number within int64; convert it")
     return tree
 
 

@@ -24,6 +24,7 @@ from lib.run.compile import decide, faster
 from lib.state import init_state
 from lib.step import Step, eval_step, make_train_step, train_step
 from lib.store import load, save
+from lib.testing.strategies import lm_batch
 from lib.testing.trees import from_bytes
 from lib.tree import Tree, leaves, tensordict, tree_map
 from tests.strategies import (
@@ -33,7 +34,6 @@ from tests.strategies import (
     given_gradients,
     gradients,
     largest_gap,
-    lm_batch,
     memory,
     own,
     same_bits,

@@ -15,8 +15,9 @@ from lib.model import lm
 from lib.nn.dropout import position_keys
 from lib.state import init_state
 from lib.step import eval_step, train_step
+from lib.testing.strategies import lm_batch, models
 from lib.tree import Tree, leaves, plain
-from tests.strategies import FEW, gradient_of, largest_gap, lm_batch, models, same_bits, tiny, with_leaves
+from tests.strategies import FEW, gradient_of, largest_gap, same_bits, tiny, with_leaves
 
 # An eager scan is traced, and the tracer meets warnings that it hides from whoever runs it, but not from pytest, for which
 # a warning is an error before it is shown.

@@ -35,8 +35,9 @@ from lib.optim import (
     sign,
 )
 from lib.optim.storing import round_by_chance
+from lib.testing.strategies import trees
 from lib.tree import Tree, from_leaves, leaves, tree_map
-from tests.strategies import bits, form, largest_gap, memory, now, same_bits, trees
+from tests.strategies import bits, form, largest_gap, memory, now, same_bits
 
 RULES: Mapping[str, Rule] = {
     "adamw": adamw(),

@@ -16,8 +16,9 @@ from lib.config import Batch, Guard, Model, Optim, Precision, Recipe, Scale, Sch
 from lib.state import init_state
 from lib.step import eval_step, make_train_step, train_step
 from lib.store import load, save
+from lib.testing.strategies import lm_batch, recipes
 from lib.testing.trees import from_bytes
-from tests.strategies import FEW, PLAIN, bits, gradients, lm_batch, own, recipes, run, same_bits, tiny
+from tests.strategies import FEW, PLAIN, bits, gradients, own, run, same_bits, tiny
 
 # Everything at once: two micro-batches, dropout, uneven masks, an average, a guard, a schedule that ends within the run, and
 # a loss scale that starts too high and grows back, so that updates are refused first and later.

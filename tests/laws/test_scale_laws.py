@@ -13,20 +13,9 @@ from tensordict import TensorDict
 from lib.config import Guard, Model, Optim, Precision, Recipe, Scale
 from lib.state import init_state
 from lib.step import make_train_step, train_step
+from lib.testing.strategies import lm_batch
 from lib.testing.trees import from_bytes
-from tests.strategies import (
-    FEW,
-    PLAIN,
-    SEEN,
-    bits,
-    given_gradients,
-    gradients,
-    lm_batch,
-    own,
-    run,
-    same_bits,
-    tiny,
-)
+from tests.strategies import FEW, PLAIN, SEEN, bits, given_gradients, gradients, own, run, same_bits, tiny
 
 POWERS = st.integers(-14, 20).map(lambda n: 2.0**n)
 

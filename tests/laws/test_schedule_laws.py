@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from lib.config import Schedule
 from lib.state import init_state
 from lib.state.schedule import factor
+from lib.testing.strategies import fitting
 from lib.testing.trees import from_bytes
-from tests.strategies import PLAIN, changed, fitting, gradients, own
+from tests.strategies import PLAIN, changed, gradients, own
 
 UPDATES = st.one_of(st.integers(1, 60), st.integers(1, 2**53))
 

@@ -14,6 +14,8 @@ from lib.state import abstract_state, init_state
 from lib.step import eval_step, make_train_step, train_step
 from lib.testing import check_step
 from lib.testing.case import reshaped
+from lib.testing.strategies import batches as drawn
+from lib.testing.strategies import lm_batch, recipes, states, trees
 from lib.tree import Tree, leaves, tree_map
 from tests.strategies import (
     FEW,
@@ -25,12 +27,9 @@ from tests.strategies import (
     given_gradients,
     gradients,
     largest_gap,
-    lm_batch,
     own,
-    recipes,
     same_bits,
     tiny,
-    trees,
     with_leaves,
 )
 
@@ -46,10 +45,10 @@ def batches(recipe: Recipe, seed: int, valid: float, count: int = 2) -> list[Ten
 
 
 @FEW
-@given(recipe=recipes(), seed=SMALL, valid=VALID)
-def test_any_recipe_is_pure_and_deterministic(recipe: Recipe, seed: int, valid: float) -> None:
-    state = init_state(recipe, seed=seed)
-    check_step(train_step, state, batches(recipe, seed, valid), laws=["purity", "determinism", "structure", "cursor"])
+@given(recipe=recipes(), data=st.data())
+def test_any_recipe_is_pure_and_deterministic(recipe: Recipe, data: st.DataObject) -> None:
+    state, some = data.draw(states(recipe)), data.draw(drawn(recipe))
+    check_step(train_step, state, some, laws=["purity", "determinism", "structure", "resume"])
     assert state["recipe"] == recipe
 
 

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lib.testing.strategies import trees
 from lib.tree import Tree, flatten, from_leaves, leaves, plain, select, tensordict, tree_map, tree_map_named
-from tests.strategies import bits, same_bits, trees
+from tests.strategies import bits, same_bits
 
 
 def shuffled(tree: Tree, draw: st.DataObject) -> Tree:

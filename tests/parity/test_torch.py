@@ -23,8 +23,8 @@ from lib.nn.norm import rms_norm
 from lib.nn.rope import rotate, rotations
 from lib.state import init_state
 from lib.step import train_step
+from lib.testing.strategies import lm_batch, trees
 from lib.tree import Tree, leaves
-from tests.strategies import lm_batch, trees
 
 pytestmark = pytest.mark.parity
 

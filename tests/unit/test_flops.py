@@ -10,8 +10,8 @@ from lib.config import Batch, Model, Recipe
 from lib.model import lm
 from lib.model.flops import parameter_count, train_flops_per_token
 from lib.state import init_state
+from lib.testing.strategies import lm_batch
 from lib.tree import leaves, plain
-from tests.strategies import lm_batch
 
 MODELS = [
     Model(width=16, depth=2, heads=2, inner=24, vocab=20, tied=True),

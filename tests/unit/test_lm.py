@@ -18,8 +18,9 @@ from lib.model.loss import language_loss
 from lib.nn.dropout import position_keys
 from lib.state import init_state
 from lib.step import eval_step, train_step
+from lib.testing.strategies import lm_batch
 from lib.tree import leaves, plain, tree_map
-from tests.strategies import lm_batch, refusal, same_bits, tiny, with_leaves
+from tests.strategies import refusal, same_bits, tiny, with_leaves
 
 Array = NDArray[np.float64]
 

@@ -16,7 +16,8 @@ from lib.config import Loss, Model, Optim, Precision, Recipe, Scale
 from lib.loss import penalised
 from lib.state import init_state
 from lib.step import eval_step, train_step
-from tests.strategies import largest_gap, lm_batch, same_bits, tiny
+from lib.testing.strategies import lm_batch
+from tests.strategies import largest_gap, same_bits, tiny
 
 ROOT = Path(__file__).parent.parent.parent
 MODEL = Model(width=8, depth=1, heads=2, inner=8, vocab=12, tied=False, dropout=0.2)

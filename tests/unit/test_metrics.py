@@ -12,7 +12,8 @@ from lib.config import Guard
 from lib.metrics import UNITS, as_row, eval_report, merge
 from lib.state import init_state
 from lib.step import eval_step, train_step
-from tests.strategies import PLAIN, form, gradients, lm_batch, memory, own, refusal, tiny, with_leaves
+from lib.testing.strategies import lm_batch
+from tests.strategies import PLAIN, form, gradients, memory, own, refusal, tiny, with_leaves
 
 
 def reported(*, valid: float = 0.7) -> TensorDict:

@@ -37,20 +37,10 @@ from lib.recipe import groups_of
 from lib.state import abstract_state, init_state
 from lib.step import make_train_step, train_step
 from lib.store import load, save
+from lib.testing.strategies import lm_batch
 from lib.testing.trees import from_bytes
 from lib.tree import Tree, leaves
-from tests.strategies import (
-    PLAIN,
-    given_gradients,
-    gradients,
-    lm_batch,
-    now,
-    own,
-    refusal,
-    run,
-    same_bits,
-    tiny,
-)
+from tests.strategies import PLAIN, given_gradients, gradients, now, own, refusal, run, same_bits, tiny
 
 CHOICES: dict[str, dict[str, Any]] = {
     "adamw": {"no_decay": ("*.norm", "embed.*")},

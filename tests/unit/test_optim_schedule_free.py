@@ -11,8 +11,9 @@ from lib.optim import averaged, chain, descend, free, schedule_free
 from lib.run.evals import evaluate, weights_of
 from lib.state import average, init_state
 from lib.step import train_step
+from lib.testing.strategies import lm_batch
 from lib.tree import leaves, plain
-from tests.strategies import PLAIN, gradients, lm_batch, now, own, same_bits, tiny
+from tests.strategies import PLAIN, gradients, now, own, same_bits, tiny
 
 SETTINGS = {"rule": "schedule_free", "lr": 0.5, "decay": 0.0, "no_decay": (), "beta1": 0.75, "eps": 1e-30}
 

@@ -15,7 +15,8 @@ from lib.rates import stages_of
 from lib.recipe import Recipe
 from lib.state import init_state
 from lib.state.schedule import factor
-from tests.strategies import PLAIN, fitting, gradients, own, refusal, run
+from lib.testing.strategies import fitting
+from tests.strategies import PLAIN, gradients, own, refusal, run
 
 
 def at(schedule: Schedule, *updates: int) -> list[float]:

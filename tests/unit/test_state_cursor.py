@@ -25,6 +25,17 @@ def test_a_cursor_given_is_copied() -> None:
     assert not set(memory(slot)) & set(memory(given))
 
 
+def test_whole_numbers_become_leaves_and_nothing_is_left_out() -> None:
+    slot = cursor.init({"text": {"row": 3, "epoch": torch.tensor(1)}})
+    assert {path: (leaf.item(), leaf.dtype) for path, leaf in leaves(slot).items()} == {
+        "text.row": (3, torch.int64),
+        "text.epoch": (1, torch.int64),
+    }
+    for value in (1.5, True, "3", None, 2**63):
+        message = f"cursor.text.row={value!r} must be a whole number within int64; convert it"
+        assert refusal(cursor.init, {"text": {"row": value}}) == message
+
+
 def test_the_cursor_becomes_the_one_the_batch_brought() -> None:
     slot = {"text": ints(epoch=0, row=5)}
     batch = {"cursor": {"text": ints(row=3, epoch=2**53 + 1)}, "x": torch.zeros(1)}

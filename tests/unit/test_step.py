@@ -16,6 +16,7 @@ from lib.optim import Now, Rule, adamw
 from lib.random import keep_mask
 from lib.state import init_state
 from lib.step import eval_step, make_eval_step, make_train_step, train_step
+from lib.testing.strategies import lm_batch
 from lib.tree import Tree, leaves, tensordict, tree_map
 from tests.strategies import (
     PLAIN,
@@ -26,7 +27,6 @@ from tests.strategies import (
     form,
     given_gradients,
     gradients,
-    lm_batch,
     own,
     refusal,
     run,

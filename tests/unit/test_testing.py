@@ -13,9 +13,10 @@ from lib.shard.words import gather, local, place, split
 from lib.state import init_state
 from lib.step import make_train_step, train_step
 from lib.testing import LAWS, LawError, check_step
+from lib.testing.strategies import lm_batch
 from lib.testing.world import moved, positions
 from tests.planted import FAULTS, batches, loss, planted, sound, state
-from tests.strategies import given_gradients, gradients, lm_batch, own, refusal, tiny
+from tests.strategies import given_gradients, gradients, own, refusal, tiny
 
 # The tracer meets warnings that it hides from whoever runs it, but not from pytest; torch says that DTensors are new.
 pytestmark = pytest.mark.filterwarnings("ignore")

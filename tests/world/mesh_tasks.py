@@ -34,9 +34,9 @@ from lib.store.checkpoint import describe
 from lib.store.folder import committed, latest, step_name, sweep
 from lib.store.local import Folder
 from lib.store.ranks import ALONE, over
+from lib.testing.strategies import lm_batch
 from lib.tree import leaves, tree_map_named
 from tests.checkpoints import bits, td
-from tests.strategies import lm_batch
 
 SHAPES: dict[str, tuple[int, ...]] = {"1": (1,), "2": (2,), "3": (3,), "4": (4,), "2x2": (2, 2)}
 
