@@ -154,7 +154,7 @@ def recipes(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None) -> R
         batch=Batch(rows=micro * draw(st.integers(1, 2)), length=draw(st.integers(2, 6)), micro=micro),
         optim=draw(optims()),
         schedule=draw(schedules()),
-        precision=Precision(compute=draw(st.sampled_from(["fp32", "bf16", "fp16"]))),  # type: ignore[arg-type]
+        precision=Precision(compute=draw(st.sampled_from(["fp32", "bf16", "fp16"]))),
         scale=Scale(every=draw(st.sampled_from([1, 2000]))),
         loss=draw(st.sampled_from(_LOSSES)),
         guard=draw(st.sampled_from(_GUARDS)),
