@@ -35,8 +35,8 @@ def run(turns: str = "20", cases: str = "matrices,model") -> None:
         torch._dynamo.reset()
         shapes = CASES[case]()
         count = sum(torch.Size(shape).numel() for shape in shapes.values())
-        update = ours(shapes)
-        against = {"ratio": fused(shapes), "pass_ratio": passed(shapes), "foreach_ratio": foreach(shapes)}
+        update = ours(shapes)[1]
+        against = {"ratio": fused(shapes)[1], "pass_ratio": passed(shapes), "foreach_ratio": foreach(shapes)[1]}
         ratios = {name: interleave(update, other, turns=int(turns)) for name, other in against.items()}
         record(
             "optimizer",
@@ -49,8 +49,8 @@ def run(turns: str = "20", cases: str = "matrices,model") -> None:
         )
 
 
-def ours(shapes: dict[str, tuple[int, ...]]) -> Callable[[], Any]:
-    """Steps 4 to 6 of `lib.step` with donation, as `lib.run.compile` compiles them: clip, update, accept."""
+def ours(shapes: dict[str, tuple[int, ...]], backend: str = "inductor") -> tuple[Tree, Callable[[], Any]]:
+    """Parameters, and steps 4 to 6 of `lib.step` on them with donation, as `lib.run.compile` compiles them."""
     params, grads, rule = _drawn(shapes, 0), _drawn(shapes, 1), rule_of(RECIPE)
     slot = rule.init(params)
     scalars = (torch.tensor(1e-3, dtype=torch.float64), torch.tensor(0.1, dtype=torch.float64), torch.tensor(7))
@@ -62,9 +62,9 @@ def ours(shapes: dict[str, tuple[int, ...]]) -> Callable[[], Any]:
         kept = select(accepted > 0, {"params": new, "optimizer": after}, before)
         tree_map(lambda old, value: old.copy_(value), before, kept)
 
-    compiled = torch.compile(update, fullgraph=True, dynamic=False)
+    compiled = torch.compile(update, fullgraph=True, dynamic=False, backend=backend)
     factor, accept = torch.tensor(0.5), torch.tensor(True)
-    return torch.no_grad()(lambda: compiled(params, grads, slot, factor, accept))
+    return params, torch.no_grad()(lambda: compiled(params, grads, slot, factor, accept))
 
 
 def passed(shapes: dict[str, tuple[int, ...]]) -> Callable[[], Any]:
@@ -79,25 +79,25 @@ def passed(shapes: dict[str, tuple[int, ...]]) -> Callable[[], Any]:
     return torch.no_grad()(lambda: compiled(*trees))
 
 
-def fused(shapes: dict[str, tuple[int, ...]]) -> Callable[[], Any]:
+def fused(shapes: dict[str, tuple[int, ...]]) -> tuple[dict[str, nn.Parameter], Callable[[], Any]]:
     """torch.optim.AdamW with fused=True."""
     return _torch(shapes, fused=True)
 
 
-def foreach(shapes: dict[str, tuple[int, ...]]) -> Callable[[], Any]:
+def foreach(shapes: dict[str, tuple[int, ...]]) -> tuple[dict[str, nn.Parameter], Callable[[], Any]]:
     """torch.optim.AdamW with foreach=True."""
     return _torch(shapes, foreach=True)
 
 
-def _torch(shapes: dict[str, tuple[int, ...]], **how: bool) -> Callable[[], Any]:
+def _torch(shapes: dict[str, tuple[int, ...]], **how: bool) -> tuple[dict[str, nn.Parameter], Callable[[], Any]]:
     optim = RECIPE.optim
-    twins = [nn.Parameter(leaf) for leaf in leaves(_drawn(shapes, 0)).values()]
-    for twin, grad in zip(twins, leaves(_drawn(shapes, 1)).values(), strict=True):
-        twin.grad = grad
+    twins = {path: nn.Parameter(leaf) for path, leaf in leaves(_drawn(shapes, 0)).items()}
+    for path, grad in leaves(_drawn(shapes, 1)).items():
+        twins[path].grad = grad
     made = torch.optim.AdamW(
-        twins, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps, weight_decay=optim.decay, **how
+        twins.values(), lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps, weight_decay=optim.decay, **how
     )
-    return made.step
+    return twins, made.step
 
 
 def _drawn(shapes: dict[str, tuple[int, ...]], seed: int) -> Tree:

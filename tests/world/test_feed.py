@@ -67,8 +67,12 @@ def started(*, make: str = "told", call: str = "told", ahead: int = 2, stop: str
 
 
 def line(process: subprocess.Popen[str]) -> list[str]:
+    """The next line and not a byte more: what a buffer would hold, `communicate` would not find."""
     assert process.stdout is not None
-    return process.stdout.readline().split()
+    read = b""
+    while not read.endswith(b"\n") and (byte := os.read(process.stdout.fileno(), 1)):
+        read += byte
+    return read.decode().split()
 
 
 def gone(pids: list[int], *, within: float) -> bool:
