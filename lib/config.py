@@ -76,6 +76,7 @@ LawName = Literal[
     "compilation",
     "recompilation",
     "mesh",
+    "ranks",
 ]
 """The laws of `lib.testing.LAWS`, which itself imports torch."""
 

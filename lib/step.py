@@ -24,7 +24,7 @@ from lib.optim import Now, Rule, frozen, rule_of
 from lib.random import fold, purpose
 from lib.recipe import MOST_LR, Recipe
 from lib.scalars import together
-from lib.shard.words import gather, local, place
+from lib.shard.words import Rows, gather, gathered, local, mine, place, rows_of, total
 from lib.state import average, cursor, key, scale, schedule, window
 from lib.tree import Tree, leaves, plain, select, tensordict, tree_map
 
@@ -101,17 +101,19 @@ def _advance(
 ) -> tuple[TensorDict, TensorDict]:
     recipe: Recipe = state["recipe"]
     held = plain(state)
-    old, data = tree_map(local, held), tree_map(local, plain(batch))
+    over = rows_of(plain(batch))
+    old, data = tree_map(local, held), tree_map(mine, plain(batch))
 
     # 1. Each micro-batch: cast, forward, sum of losses times the scale; gradients added in fp32.
     draws = fold(fold(old["key"], _STEP), old["step"])
-    in_compute = _cast(recipe.precision.compute)
+    in_compute = _cast(recipe.precision.compute, over)
     summed = grad.accumulate(
-        lambda params, part, number: loss(in_compute(params), in_compute(part), draws, number),
+        lambda params, part, which: loss(in_compute(params), in_compute(part), draws, which),
         old["params"],
         grad.micro_batches(data),
         old["scale"]["scale"],
         frozen(recipe, old["params"]),
+        over,
     )
 
     # 2, 3. Divide once, by all the targets of the update. No targets: the sums are zero, and so is the quotient.
@@ -145,7 +147,8 @@ def _advance(
 
     # Finite gradients at a sound rate make finite parameters by our own rules; what others make is looked at.
     if watched:
-        accept = accept & torch.isfinite(gather(torch.stack([leaf.sum() for leaf in leaves(params).values()]).sum()))
+        sums = gathered([leaf.sum() for leaf in leaves(params).values()])
+        accept = accept & torch.isfinite(torch.stack(sums).sum())
         (accepted,) = together([accept])
 
     # 6, 7. Accept or refuse, leaf by leaf; what must move moves either way, and the cursor is the one the batch brought.
@@ -166,7 +169,7 @@ def _advance(
         step=new["step"],
         total=summed.total,
         count=summed.targets,
-        size_bytes=_bytes(data, summed.targets),
+        size_bytes=_bytes(data, summed.targets, over),
         lr=lr,
         norm=norm,
         scale=old["scale"]["scale"],
@@ -180,24 +183,27 @@ def _advance(
 
 
 def _evaluate(state: TensorDict, batch: TensorDict, loss: grad.MicroLoss) -> TensorDict:
-    data = plain(batch)
-    in_compute = _cast(state["recipe"].precision.compute)
-    params = in_compute(plain(state["params"]))
+    over, data = rows_of(plain(batch)), tree_map(mine, plain(batch))
+    in_compute = _cast(state["recipe"].precision.compute, over)
     with torch.no_grad():
-        parts = [loss(params, in_compute(part), None, n) for n, part in enumerate(grad.micro_batches(data))]
-    total = torch.stack([part[0].to(torch.float64) for part in parts]).sum()
-    count = torch.stack([torch.as_tensor(part[1]) for part in parts]).sum()
-    return metrics.eval_report(total, count, _bytes(data, count))
+        params = in_compute(plain(state["params"]))
+        parts = enumerate(grad.micro_batches(data))
+        found = [loss(params, in_compute(part), None, grad.Part(n, over)) for n, part in parts]
+    nats = total(torch.stack([one[0].to(torch.float64) for one in found]).sum(), over)
+    count = total(torch.stack([torch.as_tensor(one[1]) for one in found]).sum(), over)
+    return metrics.eval_report(nats, count, _bytes(data, count, over))
 
 
-def _cast(compute: str) -> Callable[[Tree], Tree]:
+def _cast(compute: str, over: Rows | None) -> Callable[[Tree], Tree]:
     dtype = dict(_DTYPES)[compute]
-    return lambda tree: tree_map(lambda leaf: gather(leaf.to(dtype) if leaf.is_floating_point() else leaf), tree)
+    return lambda tree: tree_map(lambda x: gather(x, dtype if x.is_floating_point() else None, over), tree)
 
 
 def _numbered(loss: Loss) -> grad.MicroLoss:
-    return lambda params, part, draws, number: loss(params, part, None if draws is None else fold(draws, number))
+    return lambda params, part, draws, which: loss(
+        params, part, None if draws is None else fold(draws, which.word(draws.device))
+    )
 
 
-def _bytes(data: Tree, count: Tensor) -> Tensor:
-    return data["bytes"].sum() if "bytes" in data else torch.zeros_like(count)
+def _bytes(data: Tree, count: Tensor, over: Rows | None) -> Tensor:
+    return total(data["bytes"].sum(), over) if "bytes" in data else torch.zeros_like(count)

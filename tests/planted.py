@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from lib.shard.words import gather
+from lib.shard.words import gather, mine, rows_of
+from lib.shard.words import total as sum_of
 
 CLIP, BETA = 0.5, 0.9
 
@@ -63,7 +63,8 @@ def sound(old: TensorDict, batch: TensorDict, *, fault: str = "", world: World |
         old["params", "bias"].add_(0.0)
     if fault == "a batch that is normed in place":
         batch["x"].div_(batch["x"].abs().max())
-    x = batch["x"]
+    over = rows_of(batch)
+    x = mine(batch["x"])
     if fault == "noise of torch's generator":
         x = x + 0.01 * torch.randn(x.shape)
     if fault == "noise of numpy's generator":
@@ -83,14 +84,16 @@ def sound(old: TensorDict, batch: TensorDict, *, fault: str = "", world: World |
     if fault == "draws by micro-batch":
         shift = torch.arange(x.shape[0]).reshape(-1, 1, 1, 1) * (old["key"] % 5 + 1)
         x = x * (1 + 0.01 * shift)
-    parts = [{"x": x[n], "y": batch["y"][n], "mask": batch["mask"][n]} for n in range(x.shape[0])]
+    y, mask = mine(batch["y"]), mine(batch["mask"])
+    parts = [{"x": x[n], "y": y[n], "mask": mask[n]} for n in range(x.shape[0])]
     if fault == "the last micro-batch alone":
         parts = parts[-1:]
     total, count = torch.zeros(()), torch.zeros((), dtype=torch.int64)
     summed = {name: torch.zeros_like(params[name]) for name in names}
     for part in parts:
         with torch.enable_grad():
-            value, targets = loss({name: gather(params[name]) for name in names}, part)
+            summing = None if fault == "gradients of the rank's own rows" else over
+            value, targets = loss({name: gather(params[name], over=summing) for name in names}, part)
             if fault == "a mean of means":
                 value = value / targets.clamp(min=1)
             found = dict(zip(names, torch.autograd.grad(value, [params[name] for name in names]), strict=True))
@@ -99,6 +102,11 @@ def sound(old: TensorDict, batch: TensorDict, *, fault: str = "", world: World |
             found = {name: found[name] * torch.clamp(8.0 / (norm + 1e-6), max=1.0) for name in names}
         summed = {name: summed[name] + found[name] for name in names}
         total, count = total + value.detach(), count + targets
+    own = count
+    total, count = sum_of(total, over), sum_of(count, over)
+    if fault == "a mean of the rank's own rows":
+        count = own
+    summed = {name: sum_of(leaf, over) for name, leaf in summed.items()}
     if fault != "a loss with its graph":
         total = total.detach()
     else:
@@ -108,8 +116,7 @@ def sound(old: TensorDict, batch: TensorDict, *, fault: str = "", world: World |
     squares = [leaf.square().sum() for leaf in grads.values()]
     norm = gather(torch.stack(squares).sum()).sqrt()
     if fault == "a norm of the rank's own part":
-        own = [leaf.to_local() if isinstance(leaf, DTensor) else leaf for leaf in grads.values()]
-        norm = torch.stack([leaf.square().sum() for leaf in own]).sum().sqrt()
+        norm = torch.stack([mine(leaf).square().sum() for leaf in grads.values()]).sum().sqrt()
     clip = torch.clamp(CLIP / (norm + 1e-6), max=1.0)
     if fault == "clipping by `if`":
         clip = torch.clamp(CLIP / norm, max=1.0) if norm > CLIP else torch.ones(())
@@ -201,6 +208,8 @@ FAULTS: Mapping[str, str] = {
     "another path when compiled": "compilation",
     "a moment turned on its side": "recompilation",
     "a norm of the rank's own part": "mesh",
+    "gradients of the rank's own rows": "ranks",
+    "a mean of the rank's own rows": "ranks",
 }
 
 

@@ -122,11 +122,12 @@ def block(
         layer: number of the layer, from 0, which numbers its two places of dropout.
     """
     a, f = p["attention"], p["ffn"]
-    heads = (*x.shape[:2], -1, model.width // model.heads)
+    width = model.width // model.heads
     h = rms_norm(x, a["norm"], model.eps)
-    q, k, v = (linear(h, a[name]).view(heads) for name in ("wq", "wk", "wv"))
+    # No -1 in any shape: a rank may have no rows.
+    q, k, v = (linear(h, w).view(*x.shape[:2], w.shape[0] // width, width) for w in (a["wq"], a["wk"], a["wv"]))
     mixed = mix(rotate(q, where.cos, where.sin), rotate(k, where.cos, where.sin), v)
-    x = x + dropout(linear(mixed.reshape(*x.shape[:2], -1), a["wo"]), model.dropout, where.keys, 2 * layer + 1)
+    x = x + dropout(linear(mixed.flatten(2), a["wo"]), model.dropout, where.keys, 2 * layer + 1)
     h = rms_norm(x, f["norm"], model.eps)
     return x + dropout(swiglu(h, f["gate"], f["up"], f["down"]), model.dropout, where.keys, 2 * layer + 2)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from lib.grad import Found, MicroLoss
+from lib.grad import Found, MicroLoss, Part
 from lib.loss import by_chunks, cross_entropy, penalised
 from lib.model import lm
 from lib.nn.dropout import position_keys
@@ -30,12 +29,11 @@ def language_loss(recipe: Recipe) -> MicroLoss:
             "state.recipe.model=none must be a model for train_step; use make_train_step with your own loss"
         )
 
-    def loss(params: Tree, part: Tree, draws: Tensor | None, number: int) -> Found:
+    def loss(params: Tree, part: Tree, draws: Tensor | None, which: Part) -> Found:
         rows, length = part["inputs"].shape
         keys = None
         if draws is not None and model.dropout > 0:
-            numbers = torch.arange(number * rows, (number + 1) * rows, device=draws.device)
-            keys = position_keys(fold(draws, _DROPOUT), numbers, length)
+            keys = position_keys(fold(draws, _DROPOUT), which.rows(rows, draws.device), length)
         # -100, torch's mark of a target to ignore, is one here too: it must not count in the denominator
         targets, mask = part["targets"], part["mask"] & (part["targets"] != -100)
         if choice.chunk is not None:

@@ -15,7 +15,7 @@ from lib.testing.case import Case, UncheckedError, axes_of, outcome, reshaped
 from lib.testing.trees import bits, difference, extras, rebuilt_like, snapshot
 from lib.tree import leaves
 
-__all__ = ["LEARNT", "accumulation", "apart", "refusal"]
+__all__ = ["LEARNT", "accumulation", "apart", "draws", "refusal", "uneven"]
 
 LEARNT = ("params.", "optimizer.", "average.")
 SPOILT = 6  # leaves that are spoilt in turn
@@ -37,14 +37,14 @@ def accumulation(case: Case) -> str | None:
     rows = axes[0] * axes[1]
     if rows < 2:
         raise UncheckedError("the batch has one row, must have two")
-    batch = _uneven(case.batches[0])
+    batch = uneven(case.batches[0])
     whole = case.step(case.state, reshaped(batch, 1))
     compute = _compute(case.state)
     noise = [case.step(_nudged(case.state, _UNITS[compute], probe), reshaped(batch, 1)) for probe in range(PROBES)]
     for micro in sorted({2 if rows % 2 == 0 else rows, axes[0], rows} - {1}):
         parts = case.step(case.state, reshaped(batch, micro))
         if where := apart(case.state, whole, parts, noise, _SHARES[compute]):
-            if _draws(case, batch):
+            if draws(case, batch):
                 raise UncheckedError(
                     f"random numbers hang on the micro-batch, or else it is broken: {where}; check without"
                 )
@@ -121,7 +121,7 @@ def _compute(state: Any) -> str:
     return "fp32" if recipe is None else recipe.precision.compute
 
 
-def _draws(case: Case, batch: Any) -> bool:
+def draws(case: Case, batch: Any) -> bool:
     """Whether the outcome hangs on the state's key."""
     named = leaves(case.state)
     if "key" not in named:
@@ -146,7 +146,7 @@ def _floats(leaf: Tensor) -> bool:
     return leaf.is_floating_point() and leaf.numel() > 0
 
 
-def _uneven(batch: Any) -> Any:
+def uneven(batch: Any) -> Any:
     """The batch with another number of targets in each row, none in the first, where it has a `mask`."""
     named = leaves(batch)
     mask = named.get("mask")

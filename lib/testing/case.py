@@ -10,7 +10,7 @@ from torch import Tensor
 from lib.testing.trees import extras, rebuilt_like
 from lib.tree import leaves
 
-__all__ = ["Case", "UncheckedError", "Verdict", "axes_of", "outcome", "reshaped", "said", "smaller"]
+__all__ = ["Case", "UncheckedError", "Verdict", "axes_of", "outcome", "reshaped", "said", "smaller", "stays"]
 
 
 class UncheckedError(Exception):
@@ -73,7 +73,7 @@ def said(error: Exception) -> str:
 
 def axes_of(batch: Any) -> tuple[int, int] | None:
     """Micro-batches and rows of a batch; none where its leaves have no such axes in common."""
-    shapes = {leaf.shape[:2] for path, leaf in leaves(batch).items() if not _stays(path)}
+    shapes = {leaf.shape[:2] for path, leaf in leaves(batch).items() if not stays(path)}
     if len(shapes) != 1:
         return None
     (shape,) = shapes
@@ -102,15 +102,16 @@ def reshaped(batch: Any, micro: int) -> Any:
     """The same rows, in the same order, in another number of micro-batches."""
 
     def one(path: str, leaf: Tensor) -> Tensor:
-        return leaf if _stays(path) else leaf.reshape(micro, -1, *leaf.shape[2:])
+        return leaf if stays(path) else leaf.reshape(micro, -1, *leaf.shape[2:])
 
     return rebuilt_like(batch, {path: one(path, leaf) for path, leaf in leaves(batch).items()}, extras(batch))
 
 
 def _cut(batch: Any, micro: int, rows: int) -> Any:
-    named = {path: leaf if _stays(path) else leaf[:micro, :rows].contiguous() for path, leaf in leaves(batch).items()}
+    named = {path: leaf if stays(path) else leaf[:micro, :rows].contiguous() for path, leaf in leaves(batch).items()}
     return rebuilt_like(batch, named, extras(batch))
 
 
-def _stays(path: str) -> bool:
+def stays(path: str) -> bool:
+    """Whether a leaf of a batch belongs to all of it and has no rows."""
     return path == "cursor" or path.startswith("cursor.")

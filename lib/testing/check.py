@@ -12,7 +12,7 @@ from lib.testing.arithmetic import accumulation, refusal
 from lib.testing.case import Case, UncheckedError, Verdict, smaller
 from lib.testing.compiled import compilation, forgotten, recompilation
 from lib.testing.laws import cursor, determinism, purity, resume, structure
-from lib.testing.mesh import mesh
+from lib.testing.mesh import mesh, ranks
 
 __all__ = ["LAWS", "LawError", "check_step", "examine"]
 
@@ -30,6 +30,7 @@ LAWS: Mapping[str, Law] = MappingProxyType(
         "compilation": compilation,
         "recompilation": recompilation,
         "mesh": mesh,
+        "ranks": ranks,
     }
 )
 """Each law by its name, in the order in which they are checked."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lib.grad import accumulate, clip_factor, global_norm, micro_batches
+from lib.grad import Part, accumulate, clip_factor, global_norm, micro_batches
 from lib.state import init_state
 from lib.step import make_train_step
 from lib.tree import Tree, tensordict
@@ -17,7 +17,7 @@ from tests.strategies import PLAIN, SEEN, given_gradients, gradients, own, refus
 ONE = torch.tensor(1.0)
 
 
-def per_micro(params: Tree, part: Tree, number: int) -> tuple[Tensor, Tensor]:
+def per_micro(params: Tree, part: Tree, which: Part) -> tuple[Tensor, Tensor]:
     return (params["w"] * part["x"]).sum(), part["count"]
 
 
@@ -55,7 +55,7 @@ def test_a_single_target_is_divided_by_one() -> None:
 
 
 def test_gradients_are_added_in_fp32_whatever_they_are_computed_in() -> None:
-    def in_bf16(params: Tree, part: Tree, number: int) -> tuple[Tensor, Tensor]:
+    def in_bf16(params: Tree, part: Tree, which: Part) -> tuple[Tensor, Tensor]:
         return (params["w"].to(torch.bfloat16) * part["x"].to(torch.bfloat16)).sum(), part["count"]
 
     found = accumulate(in_bf16, {"w": ONE}, parts(256.0, 1.0, counts=(1, 1)), ONE)
@@ -73,12 +73,14 @@ def test_a_parameter_that_is_not_used_has_gradient_zero() -> None:
 def test_the_loss_is_told_the_number_of_its_micro_batch() -> None:
     seen = []
 
-    def noted(params: Tree, part: Tree, number: int) -> tuple[Tensor, Tensor]:
-        seen.append(number)
-        return per_micro(params, part, number)
+    def noted(params: Tree, part: Tree, which: Part) -> tuple[Tensor, Tensor]:
+        seen.append(which)
+        return per_micro(params, part, which)
 
     accumulate(noted, {"w": ONE}, parts(1.0, 1.0, 1.0, counts=(1, 1, 1)), ONE)
-    assert seen == [0, 1, 2]
+    assert seen == [Part(0), Part(1), Part(2)]
+    assert [which.word(ONE.device) for which in seen] == [0, 1, 2]
+    assert torch.cat([which.rows(2, ONE.device) for which in seen]).tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_the_scale_is_in_the_gradients_and_not_in_the_loss() -> None:

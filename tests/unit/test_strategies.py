@@ -34,6 +34,7 @@ def test_every_rule_and_every_shape_comes_up() -> None:
         lambda mask: 0 < mask[0].sum() < mask[1].sum(),
         lambda mask: mask.sum() == 1,
     ],
+    ids=["all", "none", "none of a micro-batch", "unequal numbers", "one"],
 )
 def test_masks_of_every_kind_come_up(wanted: object) -> None:
     mask = find(masks(2, 2, 3), wanted, settings=MANY)  # type: ignore[arg-type]

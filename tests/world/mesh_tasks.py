@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,12 +24,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor import distribute_tensor as torch_distribute
+from torch.distributed.tensor.debug import CommDebugMode
 
-from lib.config import Model, Recipe
+from lib.config import Batch, Model, Optim, Recipe, Schedule
 from lib.errors import CheckpointError
 from lib.run.saver import Saver
+from lib.shard.words import mine, spread
 from lib.state import init_state
-from lib.step import train_step
+from lib.step import eval_step, make_train_step, train_step
 from lib.store import disk, load, save
 from lib.store.checkpoint import describe
 from lib.store.folder import committed, latest, step_name, sweep
@@ -229,6 +232,150 @@ def check_cut_update(state: TensorDict, mesh: DeviceMesh, half: TensorDict, batc
         torch.testing.assert_close(leaf.full_tensor(), leaves(want)[path], rtol=1e-5, atol=1e-7)
 
 
+def rows_are_shared(root: Path) -> None:
+    """Rows cut over ranks, unevenly, with ranks that have no targets or no rows at all: the updates of one process."""
+    recipe = Recipe(
+        model=Model(width=16, depth=2, heads=2, vocab=20, dropout=0.3), batch=Batch(rows=6, length=8, micro=2)
+    )
+    begun, batches = init_state(recipe, seed=1), [lm_batch(recipe, number=number) for number in (1, 2)]
+    for batch in batches:
+        batch["mask"][:, 0] = False  # what the first rank has of small batches
+    whole, told = begun, []
+    for batch in batches:
+        whole, metrics = train_step(whole, batch)
+        told.append(metrics)
+    for mesh in meshes().values():
+        if not inside(mesh):
+            continue
+        for kinds in layouts(mesh):
+            state = placed_state(begun, mesh, kinds)
+            for batch, want in zip(batches, told, strict=True):
+                state, metrics = train_step(state, spread(batch, mesh))
+                assert metrics["tokens"].item() == want["tokens"].item()
+                assert metrics["bpb"].item() == pytest.approx(want["bpb"].item(), rel=1e-6)
+                assert metrics["grad_norm"].item() == pytest.approx(want["grad_norm"].item(), rel=1e-5)
+            assert bits(state["cursor", "text", "row"]) == bits(batches[1]["cursor", "text", "row"])
+            for path, leaf in leaves(state).items():
+                found = leaf.full_tensor() if isinstance(leaf, DTensor) else leaf
+                # A gradient is a sum of 6 rows of 8 targets in another order, which Adam divides by its own size.
+                torch.testing.assert_close(found, leaves(whole)[path], rtol=1e-4, atol=2e-6)
+            one, other = eval_step(state, spread(batches[0], mesh)), eval_step(state, batches[0])
+            assert one["tokens"].item() == other["tokens"].item()
+            assert one["bytes"].item() == other["bytes"].item()
+            assert one["nats"].item() == pytest.approx(other["nats"].item(), rel=1e-6)
+
+
+def layouts(mesh: DeviceMesh) -> list[list[Any] | None]:
+    """None = plain tensors on each rank; else placements by axis, -1 the last dim of a leaf."""
+    if mesh.ndim == 1:
+        return [None, [Replicate()], [Shard(0)], [Shard(-1)]]
+    return [None, [Replicate(), Shard(-1)], [Shard(-1), Replicate()], [Shard(0), Shard(-1)]]
+
+
+def placed_state(state: TensorDict, mesh: DeviceMesh, kinds: list[Any] | None) -> TensorDict:
+    """What is learnt lies as told; all else is plain."""
+
+    def one(path: str, leaf: Tensor) -> Tensor:
+        if kinds is None or not path.startswith(("params.", "optimizer.")) or not leaf.ndim:
+            return leaf
+        at = [Shard(kind.dim % leaf.ndim) if isinstance(kind, Shard) else kind for kind in kinds]
+        return distribute_tensor(leaf, mesh, at)
+
+    laid = td(**tree_map_named(one, _plain(state)))
+    laid.set_non_tensor("recipe", state["recipe"])
+    return laid
+
+
+def sums_are_exact(root: Path) -> None:
+    """Of whole numbers every sum is exact in any order, so each mesh gives the same bits."""
+    draw = torch.Generator().manual_seed(0)
+    params = {"w": torch.randint(-8, 9, (5, 3), generator=draw).float(), "b": torch.zeros(3)}
+    x = torch.randint(-8, 9, (2, 3, 5), generator=draw).float()
+    counts = torch.tensor([[0, 5, 1], [2, 0, 8]])  # 16 targets, divided by without rounding
+    batch = td(x=x, n=counts)
+    recipe = Recipe(optim=Optim(rule="sgd", lr=0.25, decay=0.0, clip=None), schedule=Schedule(shape="constant"))
+
+    def loss(p: Any, part: Any, key: Any) -> tuple[Tensor, Tensor]:
+        return (part["x"] @ p["w"] + p["b"]).sum(), part["n"].sum()
+
+    step, begun = make_train_step(loss), init_state(recipe, params=params)
+    whole, told = step(begun, batch)
+    for mesh in meshes().values():
+        if not inside(mesh):
+            continue
+        for kinds in layouts(mesh):
+            state, metrics = step(placed_state(begun, mesh, kinds), spread(batch, mesh))
+            assert bits(metrics["loss_nats"]) == bits(told["loss_nats"])
+            for path, leaf in leaves(state).items():
+                equal(path, leaf.full_tensor() if isinstance(leaf, DTensor) else leaf, leaves(whole)[path])
+
+
+def messages_are_counted(root: Path) -> None:
+    """One gather and one sum of gradients a parameter and micro-batch, two sums of a few numbers; none where nothing is cut."""
+    mesh = meshes()["2"]
+    if not inside(mesh):
+        return
+    recipe = Recipe(model=Model(width=16, depth=1, heads=2, vocab=20), batch=Batch(rows=4, length=8, micro=2))
+    begun, batch = init_state(recipe), lm_batch(recipe)
+    count, ops = len(leaves(begun["params"])), torch.ops.c10d_functional
+    for kinds, gathers, scatters, sums in (
+        ([Shard(-1)], 2 * count, 2 * count, 3),  # loss and targets, bytes, norm
+        ([Replicate()], 0, 0, count + 2),
+        (None, 0, 0, count + 2),
+    ):
+        with CommDebugMode() as seen:
+            train_step(placed_state(begun, mesh, kinds), spread(batch, mesh))
+        found = {str(op): n for op, n in seen.get_comm_counts().items()}
+        assert found.get(str(ops.all_gather_into_tensor), 0) == gathers, (kinds, found)
+        assert found.get(str(ops.reduce_scatter_tensor), 0) == scatters, (kinds, found)
+        assert found.get(str(ops.all_reduce), 0) == sums, (kinds, found)
+    with CommDebugMode() as seen:
+        train_step(begun, batch)
+    assert seen.get_total_counts() == 0
+
+
+def batches_that_do_not_fit(root: Path) -> None:
+    made = meshes()
+    mesh, other = made["2"], made["1"]
+    if not inside(mesh):
+        return
+    recipe = Recipe(model=Model(width=16, depth=1, heads=2, vocab=20), batch=Batch(rows=4, length=8))
+    state, batch = placed_state(init_state(recipe), mesh, [Shard(0)]), lm_batch(recipe)
+    half = spread(batch, mesh)
+    half["mask"] = batch["mask"]
+    wrong = spread(batch, mesh)
+    wrong["targets"] = distribute_tensor(batch["targets"], mesh, [Shard(2)])
+    cases = [
+        (half, "batch.mask: its rows lie otherwise than those of batch.bytes, must all lie alike"),
+        (wrong, "batch.targets: is placed [Shard(dim=2)], must be cut along its rows, axis 1, or not at all"),
+    ]
+    if inside(other):
+        cases.append((spread(batch, other), "batch: its rows are cut over"))
+    for bad, message in cases:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            train_step(state, bad)
+    with pytest.raises(ValueError, match=re.escape("axes=['tensor'] must be axes of the mesh, ['shard']")):
+        spread(batch, mesh, ["tensor"])
+
+
+def compiled_on_ranks(root: Path) -> None:
+    """Traced as one graph, an update on several ranks has the eager one's bits."""
+    mesh = meshes()["2"]
+    if not inside(mesh):
+        return
+    recipe = Recipe(
+        model=Model(width=16, depth=1, heads=2, vocab=20, dropout=0.3), batch=Batch(rows=6, length=8, micro=2)
+    )
+    begun, batch = init_state(recipe), spread(lm_batch(recipe), mesh)
+    step = torch.compile(train_step, fullgraph=True, backend="aot_eager")
+    for kinds in ([Shard(-1)], None):
+        state = placed_state(begun, mesh, kinds)
+        (one, told), (other, want) = step(state, batch), train_step(state, batch)
+        assert bits(told["loss_nats"]) == bits(want["loss_nats"])
+        for path, leaf in leaves(one).items():
+            equal(path, mine(leaf), mine(leaves(other)[path]))
+
+
 def _plain(state: TensorDict) -> dict[str, Any]:
     return {
         name: _plain(value) if isinstance(value, TensorDict) else value
@@ -410,6 +557,11 @@ TASKS: dict[str, Callable[[Path], None]] = {
         every_pair,
         work_is_shared,
         training_goes_on,
+        rows_are_shared,
+        sums_are_exact,
+        messages_are_counted,
+        batches_that_do_not_fit,
+        compiled_on_ranks,
         one_fails,
         ranks_disagree,
         first_rank_decides,

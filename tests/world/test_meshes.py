@@ -1,4 +1,4 @@
-"""Checkpoints of several real ranks: saved on any mesh, loaded on any other, and what becomes of them when a rank fails."""
+"""Several real ranks: updates on any mesh, checkpoints from any to any other, and what becomes of them when a rank fails."""
 
 from __future__ import annotations
 
@@ -50,3 +50,14 @@ def test_ranks_fail_together_and_lose_nothing(tmp_path: Path) -> None:
 
 def test_a_rank_that_dies_in_a_save_leaves_no_checkpoint_and_nobody_waiting(tmp_path: Path) -> None:
     ranks(2, tmp_path, "one_is_killed")
+
+
+def test_two_ranks_make_the_update_of_one_and_send_no_more_than_they_must(tmp_path: Path) -> None:
+    tasks = ("sums_are_exact", "messages_are_counted", "batches_that_do_not_fit")
+    assert ranks(2, tmp_path, *tasks).splitlines() == [f"{task}: held" for task in tasks]
+
+
+@pytest.mark.slow
+def test_any_mesh_makes_the_update_of_one_process_compiled_too(tmp_path: Path) -> None:
+    tasks = ("rows_are_shared", "sums_are_exact", "compiled_on_ranks")
+    assert ranks(4, tmp_path, *tasks).splitlines() == [f"{task}: held" for task in tasks]
