@@ -108,9 +108,9 @@ _SHAPES: list[dict[str, Any]] = [
     {"shape": "exponential"},
     {"shape": "inverse_sqrt"},
     {"shape": "power"},
-    {"shape": "wsd"},
+    {"shape": "wsd", "tail": 0.34},
     {"shape": "range"},
-    {"shape": "linear", "tail": 0.2, "end": 0.0},
+    {"shape": "constant", "tail": 0.34, "end": 0.0},
 ]
 _STAGES = ("linear:1:1", "constant:2", "cosine:2:0.1")
 
@@ -122,7 +122,8 @@ def schedules(draw: st.DrawFn) -> Schedule:
     if draw(st.integers(0, len(_SHAPES))) == len(_SHAPES):
         return Schedule(shape="stages", stages=_STAGES, counts=counts)  # type: ignore[arg-type]
     shape = draw(st.sampled_from(_SHAPES))
-    warmup = 0 if shape["shape"] == "range" else draw(st.integers(0, 2))
+    least, most = {"range": (0, 0), "inverse_sqrt": (1, 2), "power": (1, 2)}.get(shape["shape"], (0, 2))
+    warmup = draw(st.integers(least, most))
     return fitting(**shape, warmup=warmup, length=draw(st.integers(3, 5)), floor=0.1, counts=counts)
 
 
