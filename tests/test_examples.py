@@ -19,6 +19,7 @@ PROOFS = {
     "04_kill_and_resume": "killed twice and resumed equals never killed, 48 leaves bit for bit: True",
     "05_your_own_optimizer": "loaded halfway and gone on equals never stopped, bit for bit: True",
     "06_save_while_training": "plain Zarr reads it, and damage is never a value: True",
+    "07_on_two_processes": "two processes train what one does: True",
 }
 
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from lib.tree import from_leaves, leaves, tensordict
 
-__all__ = ["Rows", "gather", "gathered", "local", "mine", "place", "rows_of", "split", "spread", "total"]
+__all__ = ["Rows", "gather", "gathered", "laid", "local", "mine", "place", "rows_of", "split", "spread", "total"]
 
 ROWS = 1  # the axis of a batch's leaves that counts rows, behind that of micro-batches
 
@@ -43,7 +43,7 @@ class Rows(NamedTuple):
     def numbers(self) -> Tensor:
         """The numbers of this rank's rows within a micro-batch, int64."""
         every = torch.arange(self.shape[1], device=self.mesh.device_type).expand(self.shape)
-        return _cut(every, self.mesh, self.placements).to_local()[0]
+        return laid(every, self.mesh, self.placements).to_local()[0]
 
 
 def rows_of(batch: Mapping[str, Any]) -> Rows | None:
@@ -92,7 +92,7 @@ def spread(batch: Any, mesh: DeviceMesh, axes: Sequence[str] | None = None) -> A
     def one(path: str, leaf: Tensor) -> Tensor:
         if path == "cursor" or path.startswith("cursor.") or leaf.ndim <= ROWS:
             return leaf
-        return _cut(leaf, mesh, placements)
+        return laid(leaf, mesh, placements)
 
     tree = from_leaves({path: one(path, leaf) for path, leaf in leaves(batch).items()})
     return tensordict(tree) if isinstance(batch, TensorDict) else tree
@@ -159,10 +159,11 @@ def split(whole: Tensor, like: Tensor) -> Tensor:
     """Cut what every rank has the whole of as another leaf is cut; nothing is sent."""
     if not isinstance(like, DTensor):
         return whole
-    return _cut(whole, like.device_mesh, like.placements)
+    return laid(whole, like.device_mesh, like.placements)
 
 
-def _cut(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
+def laid(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
+    """Lay what every rank has the whole of on a mesh; nothing is sent."""
     # Not by `distribute_tensor`, which Dynamo does not trace (torch 2.13).
     everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return everywhere.redistribute(placements=placements)

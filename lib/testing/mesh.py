@@ -42,9 +42,11 @@ def ranks(case: Case) -> str | None:
     where = _differs(case, batch, spread)
     if where is not None and draws(case, batch):
         raise UncheckedError(f"random numbers hang on the rank, or else it is broken: {where}; check without")
+    if where is None:
+        return None
     return (
-        where
-        and f"with the batch's rows cut over {RANKS} ranks too, {where}; add up sums and numbers of targets over all ranks, then divide"
+        f"with the batch's rows cut over {RANKS} ranks too, {where}; "
+        f"add up sums and numbers of targets over all ranks, then divide"
     )
 
 

@@ -29,6 +29,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from lib.config import Batch, Model, Optim, Recipe, Schedule
 from lib.errors import CheckpointError
 from lib.run.saver import Saver
+from lib.shard.layout import lay, placements
 from lib.shard.words import mine, spread
 from lib.state import init_state
 from lib.step import eval_step, make_train_step, train_step
@@ -284,6 +285,38 @@ def placed_state(state: TensorDict, mesh: DeviceMesh, kinds: list[Any] | None) -
     laid = td(**tree_map_named(one, _plain(state)))
     laid.set_non_tensor("recipe", state["recipe"])
     return laid
+
+
+def states_are_laid(root: Path) -> None:
+    """By a layout, each rank keeps its own part alone; updates go on from it, and a checkpoint is loaded by the same layout."""
+    recipe = Recipe(model=Model(width=16, depth=2, heads=2, vocab=20), batch=Batch(rows=4, length=8))
+    begun, batch = init_state(recipe, seed=1), lm_batch(recipe)
+    want, told = train_step(begun, batch)
+    for name, mesh in meshes().items():
+        if not inside(mesh):
+            continue
+        for layout in ("ddp", "fsdp"):
+            state = lay(begun, mesh, layout)
+            at = placements(begun, mesh, layout)
+            assert bool(at) is (layout == "fsdp" and mesh.size(mesh.ndim - 1) >= 1)
+            for path, leaf in leaves(state).items():
+                assert isinstance(leaf, DTensor) is (path in at)
+                if isinstance(leaf, DTensor):
+                    own = leaf.to_local()
+                    assert leaf.placements == tuple(at[path])
+                    assert own.untyped_storage().nbytes() == own.numel() * own.element_size()
+                    equal(path, leaf.full_tensor(), leaves(begun)[path])
+            state, metrics = train_step(state, spread(batch, mesh))
+            assert metrics["loss_nats"].item() == pytest.approx(told["loss_nats"].item(), rel=1e-6)
+            for path, leaf in leaves(state).items():
+                found = leaf.full_tensor() if isinstance(leaf, DTensor) else leaf
+                torch.testing.assert_close(found, leaves(want)[path], rtol=1e-4, atol=2e-6)
+            if layout == "fsdp":
+                save(root / name, state)
+                dist.barrier(mesh.get_group(0)) if mesh.ndim == 1 else None
+                back = load(root / name, mesh=mesh, layout=at)
+                for path, leaf in leaves(state).items():
+                    equal(path, mine(leaves(back)[path]), mine(leaf))
 
 
 def sums_are_exact(root: Path) -> None:
@@ -558,6 +591,7 @@ TASKS: dict[str, Callable[[Path], None]] = {
         work_is_shared,
         training_goes_on,
         rows_are_shared,
+        states_are_laid,
         sums_are_exact,
         messages_are_counted,
         batches_that_do_not_fit,

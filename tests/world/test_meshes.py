@@ -59,5 +59,5 @@ def test_two_ranks_make_the_update_of_one_and_send_no_more_than_they_must(tmp_pa
 
 @pytest.mark.slow
 def test_any_mesh_makes_the_update_of_one_process_compiled_too(tmp_path: Path) -> None:
-    tasks = ("rows_are_shared", "sums_are_exact", "compiled_on_ranks")
+    tasks = ("rows_are_shared", "states_are_laid", "sums_are_exact", "compiled_on_ranks")
     assert ranks(4, tmp_path, *tasks).splitlines() == [f"{task}: held" for task in tasks]
