@@ -8,6 +8,7 @@ each rank. On a mesh without an axis of a preset the axis cuts nothing, so one r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,11 +28,13 @@ Layout = Mapping[str, Sequence[Dim]]
 AXES = ("replicate", "shard")
 """Axes that presets speak of, over both of which rows are cut."""
 
-PRESETS: Mapping[str, Layout] = {
-    "ddp": {"*": ()},
-    # Axis 0 of a block's parameters counts layers: each is wanted whole at another time.
-    "fsdp": {"blocks.*": (None, "shard"), "*": ("shard",)},
-}
+PRESETS: Mapping[str, Layout] = MappingProxyType(
+    {
+        "ddp": MappingProxyType({"*": ()}),
+        # Axis 0 of a block's parameters counts layers: each is wanted whole at another time.
+        "fsdp": MappingProxyType({"blocks.*": (None, "shard"), "*": ("shard",)}),
+    }
+)
 """Layouts by name: "ddp", whole on each rank; "fsdp", cut over `shard` (and whole along `replicate`, if the mesh has one)."""
 
 
