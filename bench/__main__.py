@@ -7,7 +7,7 @@ import sys
 
 from bench.harness import last_lines
 
-NAMES = ("step", "optimizer", "compile", "data", "checkpoint")
+NAMES = ("step", "optimizer", "mesh", "compile", "data", "checkpoint")
 
 
 def main(arguments: list[str]) -> int:

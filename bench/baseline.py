@@ -6,6 +6,8 @@ speed: tables made once, one mask for all layers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from tensordict import TensorDict
@@ -84,9 +86,16 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class plain_loop:  # noqa: N801 (called like a function)
     """One call is one update; the loss is left on the device, as a loop that logs now and then would."""
 
-    def __init__(self, recipe: Recipe, *, compile: bool) -> None:  # noqa: A002 (the name of the setting)
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        compile: bool = False,  # noqa: A002 (the name of the setting)
+        wrap: Callable[[Transformer], nn.Module] = lambda module: module,
+    ) -> None:
         self.module = Transformer(recipe)
-        self.call = torch.compile(self.module) if compile else self.module
+        wrapped = wrap(self.module)
+        self.call = torch.compile(wrapped) if compile else wrapped
         optim = recipe.optim
         matrices = [p for p in self.module.parameters() if p.ndim >= 2]
         vectors = [p for p in self.module.parameters() if p.ndim < 2]

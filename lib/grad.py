@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lib.shapes import Float, Int
 from lib.shard.words import Rows, gathered, total
-from lib.tree import Tree, flatten, leaves, tree_map
+from lib.tree import Tree, flatten, leaves, tree_map, tree_map_named
 
 __all__ = ["Found", "MicroLoss", "Part", "Summed", "accumulate", "clip_factor", "global_norm", "micro_batches"]
 
@@ -95,7 +95,7 @@ def accumulate(
         summed = part_sum if summed is None else _add(summed, part_sum)
     if summed is None:
         raise ValueError("batch: has 0 micro-batches, must have at least one; give leaves a leading axis of 1 or more")
-    return _over_ranks(summed, over)
+    return _over_ranks(summed, over, frozen)
 
 
 def micro_batches(batch: Tree) -> list[Tree]:
@@ -124,12 +124,12 @@ def clip_factor(norm: Float[Tensor, ""], limit: float | Tensor | None) -> Float[
     return torch.ones_like(norm) if limit is None else torch.clamp(limit / (norm + 1e-6), max=1.0)
 
 
-def _over_ranks(summed: Summed, over: Rows | None) -> Summed:
+def _over_ranks(summed: Summed, over: Rows | None, frozen: Collection[str]) -> Summed:
     if over is None:
         return summed
     # In one message, and exact: a count is far below 2**53, an fp32 sum has its place in a float64.
     numbers = total(torch.stack([summed.total.to(torch.float64), summed.targets.to(torch.float64)]), over)
-    grads = tree_map(lambda g: total(g, over), summed.grads)
+    grads = tree_map_named(lambda path, g: g if path in frozen else total(g, over), summed.grads)
     return Summed(grads, numbers[0].to(summed.total.dtype), numbers[1].to(summed.targets.dtype))
 
 
