@@ -9,7 +9,7 @@ import torch
 import torch._dynamo
 from torch import Tensor
 
-from lib.shapes import Float, Int
+from lib.shapes import Float
 from lib.shard.words import Rows, gathered, total
 from lib.tree import Tree, flatten, leaves, tree_map, tree_map_named
 
@@ -34,13 +34,13 @@ class Part(NamedTuple):
     number: int
     over: Rows | None = None
 
-    def rows(self, count: int, device: torch.device) -> Int[Tensor, " b"]:
-        """The numbers of its `count` rows over the whole update, so that draws by row are the same on every mesh."""
+    def rows(self, count: int, device: torch.device) -> Tensor:
+        """The numbers of its `count` rows over the whole update, int64 [count], so that draws by row suit every mesh."""
         if self.over is None:
             return torch.arange(self.number * count, (self.number + 1) * count, device=device)
         return self.over.numbers() + self.number * self.over.shape[1]
 
-    def word(self, device: torch.device) -> Int[Tensor, ""] | int:
+    def word(self, device: torch.device) -> Tensor | int:
         """What tells it from the other parts of its update, here or on other ranks."""
         if self.over is None:
             return self.number

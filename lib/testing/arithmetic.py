@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lib.random import mix32
-from lib.recipe import Recipe
 from lib.testing.case import Case, UncheckedError, axes_of, outcome, reshaped
 from lib.testing.trees import bits, difference, extras, rebuilt_like, snapshot
 from lib.tree import leaves
 
-__all__ = ["LEARNT", "accumulation", "apart", "draws", "refusal", "uneven"]
+__all__ = [
+    "LEARNT",
+    "Rounding",
+    "accumulation",
+    "apart",
+    "draws",
+    "look_for_change",
+    "refusal",
+    "rounding_of",
+    "uneven",
+]
 
 LEARNT = ("params.", "optimizer.", "average.")
 SPOILT = 6  # leaves that are spoilt in turn
@@ -39,11 +49,11 @@ def accumulation(case: Case) -> str | None:
         raise UncheckedError("the batch has one row, must have two")
     batch = uneven(case.batches[0])
     whole = case.step(case.state, reshaped(batch, 1))
-    compute = _compute(case.state)
-    noise = [case.step(_nudged(case.state, _UNITS[compute], probe), reshaped(batch, 1)) for probe in range(PROBES)]
+    look_for_change(case.state, whole)
+    rounding = rounding_of(case, reshaped(batch, 1))
     for micro in sorted({2 if rows % 2 == 0 else rows, axes[0], rows} - {1}):
         parts = case.step(case.state, reshaped(batch, micro))
-        if where := apart(case.state, whole, parts, noise, _SHARES[compute]):
+        if where := apart(case.state, whole, parts, rounding):
             if draws(case, batch):
                 raise UncheckedError(
                     f"random numbers hang on the micro-batch, or else it is broken: {where}; check without"
@@ -76,23 +86,43 @@ def refusal(case: Case) -> str | None:
             new, metrics = case.step(state, brought)
             bad = [name for name, leaf in leaves(metrics).items() if name in clean and not _finite(leaf)]
             if where := _trace(state, new, bad, learnt, path if tree == "state" else None):
-                return f"with {value} in {tree}.{path}, {where}; choose the old leaves by `where`, do not multiply"
+                return (
+                    f"with {value} in {tree}.{path}, {where}; "
+                    f"keep the old leaves by `torch.where` when the loss or a gradient is not finite"
+                )
     return None
 
 
-def apart(
-    old: Any, one: tuple[Any, Any], other: tuple[Any, Any], noise: Sequence[tuple[Any, Any]], share: float
-) -> str | None:
+class Rounding(NamedTuple):
+    """What rounding may make of an update.
+
+    Attributes:
+        noise: updates from states that are one unit in the last place of the compute dtype away.
+        share: of a leaf's change that may be rounding, where sums are taken in another order.
+    """
+
+    noise: Sequence[tuple[Any, Any]]
+    share: float
+
+
+def rounding_of(case: Case, batch: Any) -> Rounding:
+    """Measure it for an update of a case."""
+    compute = _compute(case, batch)
+    nudged = (_nudged(case.state, _UNITS[compute], probe) for probe in range(PROBES))
+    return Rounding([case.step(state, batch) for state in nudged], _SHARES[compute])
+
+
+def apart(old: Any, one: tuple[Any, Any], other: tuple[Any, Any], rounding: Rounding) -> str | None:
     """The first leaf in which two outcomes differ by more than rounding, in words.
 
     Args:
         old: the state before.
         one: what the step gave.
         other: what it gave otherwise.
-        noise: what it gives from states that are one unit in the last place away.
-        share: of a leaf's change that may be rounding.
+        rounding: what may be rounding.
     """
-    begun, found, others, probes = leaves(old), outcome(one), outcome(other), [outcome(probe) for probe in noise]
+    begun, found, others = leaves(old), outcome(one), outcome(other)
+    probes = [outcome(probe) for probe in rounding.noise]
     for path, a in found.items():
         b = others[path]
         if not a.is_floating_point():
@@ -101,11 +131,28 @@ def apart(
             continue
         was = begun.get(path.removeprefix("state."), torch.zeros(())) if path.startswith("state.") else torch.zeros(())
         left, right = a.double(), b.double()
-        moved, gap = _size(left - was.double()), _size(left - right)
-        rounding = 8 * max((_size(probe[path].double() - left) for probe in probes), default=0.0) + 1e-6 * _size(left)
-        if not gap <= share * moved + rounding:
+        alike = (left == right) | (left.isnan() & right.isnan())
+        moved, gap = _size(left - was.double()), _size(torch.where(alike, 0.0, left - right))
+        noise = max((_size(probe[path].double() - left) for probe in probes), default=0.0)
+        if not gap <= rounding.share * moved + 8 * noise + 1e-6 * _size(left):
             return f"{path} moves by {moved:.3g} and differs by {gap:.3g}"
     return None
+
+
+def look_for_change(old: Any, one: tuple[Any, Any]) -> None:
+    """See whether an update changes anything, as one that is refused does not: others that do not are no witness.
+
+    Raises:
+        UncheckedError: it does not.
+    """
+    begun, after = leaves(old), leaves(one[0])
+    learnt = [path for path in begun if path.startswith(LEARNT) and path in after]
+    if all(torch.equal(bits(begun[path]), bits(after[path])) for path in learnt):
+        bad = next((path for path, leaf in leaves(one[1]).items() if not _finite(leaf)), None)
+        why = "" if bad is None else f" (metrics.{bad} is not finite)"
+        raise UncheckedError(
+            f"the update changes nothing that is learnt{why}; give a state and a batch whose update counts"
+        )
 
 
 def _size(gap: Tensor) -> float:
@@ -116,9 +163,29 @@ def _shown(leaf: Tensor) -> str:
     return str(leaf.item()) if leaf.ndim == 0 else "one thing"
 
 
-def _compute(state: Any) -> str:
-    recipe = next((value for value in extras(state).values() if isinstance(value, Recipe)), None)
-    return "fp32" if recipe is None else recipe.precision.compute
+def _compute(case: Case, batch: Any) -> str:
+    """The dtype that a step computes its loss in: the coarsest that is seen where gradients are recorded."""
+    with _Seen() as seen:
+        case.step(case.state, batch)
+    return next((name for name, dtype in _COARSE if dtype in seen.dtypes), "fp32")
+
+
+_COARSE = (("bf16", torch.bfloat16), ("fp16", torch.float16))
+
+
+class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The dtypes that operations give while it is on and gradients are recorded: a rule may work in another one."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = func(*args, **(kwargs or {}))
+        if torch.is_grad_enabled():
+            several = given if isinstance(given, (list, tuple)) else (given,)
+            self.dtypes |= {one.dtype for one in several if torch.is_tensor(one)}
+        return given
 
 
 def draws(case: Case, batch: Any) -> bool:

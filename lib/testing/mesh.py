@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from lib.shard.words import spread
-from lib.testing.arithmetic import LEARNT, apart, draws, uneven
+from lib.shard.words import laid, spread
+from lib.testing.arithmetic import LEARNT, apart, draws, look_for_change, rounding_of, uneven
 from lib.testing.case import Case, UncheckedError, axes_of, said, stays
 from lib.testing.trees import extras, rebuilt_like
 from lib.tree import leaves
@@ -24,13 +24,20 @@ from lib.tree import leaves
 __all__ = ["mesh", "ranks"]
 
 RANKS = 3  # cuts most leaves unevenly
-SHARE = 1e-4  # of a change; a norm over ranks is a sum in another order, and Muon works in bf16
 
 
 def mesh(case: Case) -> str | None:
-    """With parameters, moments and averages cut over three ranks, an update is the same, and they stay cut as they were."""
-    where = _differs(case, case.batches[0], lambda batch, over: batch)
-    return where and f"with the state cut over {RANKS} ranks {where}; take norms and means of whole leaves"
+    """With parameters, moments and averages cut over three ranks, an update is the same, and they stay cut as they were.
+
+    The batch is whole on each rank, as plain tensors, or as DTensors if the step works on those alone.
+    """
+    found = _differs(case, case.batches[0], lambda batch, over: batch)
+    if found is not None and found.advice == _FAILS:
+        again = _differs(case, case.batches[0], _everywhere)
+        found = found if again is not None and again.advice == _FAILS else again
+    return found and (
+        f"with the state cut over {RANKS} ranks {found.where}; {found.advice or 'take norms and means of whole leaves'}"
+    )
 
 
 def ranks(case: Case) -> str | None:
@@ -39,37 +46,44 @@ def ranks(case: Case) -> str | None:
     if axes is None:
         raise UncheckedError("the leaves of the batch have no axes [micro-batches, rows, ...] in common")
     batch = uneven(_rows(case.batches[0], axes[1]))
-    where = _differs(case, batch, spread)
-    if where is not None and draws(case, batch):
-        raise UncheckedError(f"random numbers hang on the rank, or else it is broken: {where}; check without")
-    if where is None:
-        return None
-    return (
-        f"with the batch's rows cut over {RANKS} ranks too, {where}; "
-        f"add up sums and numbers of targets over all ranks, then divide"
+    found = _differs(case, batch, spread)
+    if found is not None and draws(case, batch):
+        raise UncheckedError(f"random numbers hang on the rank, or else it is broken: {found.where}; check without")
+    return found and (
+        f"with the batch's rows cut over {RANKS} ranks too, {found.where}; "
+        f"{found.advice or 'add up sums and numbers of targets over all ranks, then divide'}"
     )
 
 
-def _differs(case: Case, batch: Any, lay: Callable[[Any, DeviceMesh], Any]) -> str | None:
+_FAILS = "what is cut is a DTensor: bring it together by lib.shard.words.gather before it meets plain tensors"
+
+
+class _Found(NamedTuple):
+    where: str
+    advice: str | None = None
+
+
+def _differs(case: Case, batch: Any, lay: Callable[[Any, DeviceMesh], Any]) -> _Found | None:
     """How an update of leaves that are cut is another than that of whole ones."""
     if not any(path.startswith(LEARNT) for path in leaves(case.state)):
         raise UncheckedError("the state has no slot `params`")
     whole = case.step(case.state, batch)
+    look_for_change(case.state, whole)
     with _ranks() as over:
         cut = {path: _cut(path, leaf, over) for path, leaf in leaves(case.state).items()}
         try:
             new, metrics = case.step(rebuilt_like(case.state, cut, extras(case.state)), lay(batch, over))
         except Exception as error:  # noqa: BLE001 (whatever torch says of what cannot be cut)
-            return f"an update fails: {said(error)}"
+            return _Found(f"an update fails: {said(error)}", _FAILS)
         for path, leaf in leaves(new).items():
             if isinstance(cut[path], DTensor) and getattr(leaf, "placements", None) != cut[path].placements:  # type: ignore[attr-defined]
-                return f"{path} comes back otherwise than it was cut"
+                return _Found(f"{path} comes back otherwise than it was cut", "leave leaves where they lie")
         try:
             found = _joined(new), _joined(metrics)
         except Exception as error:  # noqa: BLE001 (ranks that have other values for what all should have)
-            return f"the ranks do not agree on an update: {said(error)}"
-    where = apart(case.state, whole, found, (), SHARE)
-    return where and f"an update is another one: {where}"
+            return _Found(f"the ranks do not agree on an update: {said(error)}")
+    where = apart(case.state, whole, found, rounding_of(case, batch))
+    return None if where is None else _Found(f"an update is another one: {where}")
 
 
 @contextmanager
@@ -98,6 +112,14 @@ def _rows(batch: Any, rows: int) -> Any:
         return leaf if stays(path) else torch.cat([leaf[:, :kept]] * times, dim=1)
 
     return rebuilt_like(batch, {path: one(path, leaf) for path, leaf in leaves(batch).items()}, extras(batch))
+
+
+def _everywhere(batch: Any, over: DeviceMesh) -> Any:
+    named = leaves(batch).items()
+    whole = [Replicate()] * over.ndim
+    return rebuilt_like(
+        batch, {path: leaf if stays(path) else laid(leaf, over, whole) for path, leaf in named}, extras(batch)
+    )
 
 
 def _cut(path: str, leaf: Tensor, over: DeviceMesh) -> Tensor:

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lib.recipe import Recipe
-from lib.tree import from_leaves, leaves, tensordict
+from lib.tree import from_leaves, leaves
 
 __all__ = ["bits", "difference", "extras", "forms", "from_bytes", "memory", "rebuilt_like", "snapshot"]
 
@@ -75,7 +75,7 @@ def rebuilt_like(tree: Any, named: Mapping[str, Tensor], others: Mapping[str, An
                 node = node.setdefault(key, {})
             node[last] = value
         return nested
-    fresh = tensordict(nested)
+    fresh = _in_order(nested)
     for path, value in others.items():
         fresh.set_non_tensor(tuple(path.split(".")), value)
     return fresh
@@ -99,9 +99,19 @@ def from_bytes(tree: Any) -> Any:
     return rebuilt_like(tree, named, others)
 
 
+def _in_order(nested: Mapping[str, Any]) -> TensorDict:
+    return TensorDict(
+        {key: _in_order(value) if isinstance(value, dict) else value for key, value in nested.items()}, batch_size=[]
+    )
+
+
 def _with_branches(tree: Any, made: dict[str, Any]) -> dict[str, Any]:
+    """With empty branches, and keys in the order of the tree, which compiled code is guarded by."""
+    ordered: dict[str, Any] = {}
     for key in tree.keys():  # noqa: SIM118
         value = tree[key]
         if isinstance(value, (TensorDict, Mapping)):
-            made[key] = _with_branches(value, made.get(key, {}))
-    return made
+            ordered[key] = _with_branches(value, made.get(key, {}))
+        elif key in made:
+            ordered[key] = made[key]
+    return ordered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -128,6 +129,60 @@ def test_states_and_batches_may_be_plain_dicts() -> None:
     }
     with pytest.raises(LawError, match="state.times is no tensor, and changes from 0.0 to 1.0"):
         check_step(hidden, {**begun, "times": 0.0}, batch)
+
+
+def by_hand(old: dict[str, Any], batch: dict[str, Any], *, compute: torch.dtype = torch.float32) -> Any:
+    """Adam as one writes it for a line, with no word of this library; keys stand in an order of their own."""
+    params = {name: leaf.detach().requires_grad_() for name, leaf in old["params"].items()}
+    x, y = batch["x"].flatten(0, 1).to(compute), batch["y"].flatten(0, 1)
+    with torch.enable_grad():
+        loss = ((x @ params["w"].to(compute) + params["b"].to(compute)).float() - y).square().mean()
+        grads = dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
+    accept = torch.isfinite(loss.detach()) & torch.stack([g.isfinite().all() for g in grads.values()]).all()
+    kept = {name: {"m": 0.9 * s["m"] + 0.1 * grads[name], "v": 0.99 * s["v"] + 0.01 * grads[name] ** 2}
+            for name, s in old["optimizer"].items()}  # fmt: skip
+    moved = {
+        name: leaf - 0.01 * kept[name]["m"] / (kept[name]["v"].sqrt() + 1e-8) for name, leaf in old["params"].items()
+    }
+    new = {name: torch.where(accept, leaf, old["params"][name]) for name, leaf in moved.items()}
+    slots = {
+        name: {key: torch.where(accept, s[key], old["optimizer"][name][key]) for key in s} for name, s in kept.items()
+    }
+    return {"params": new, "optimizer": slots, "step": old["step"] + 1}, {"loss": loss.detach()}
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_step_by_hand_holds_them_in_whatever_dtype_it_computes(compute: torch.dtype) -> None:
+    params = {"w": torch.ones(3), "b": torch.zeros(())}
+    begun = {
+        "params": params,
+        "optimizer": {name: {key: torch.zeros_like(leaf) for key in "mv"} for name, leaf in params.items()},
+        "step": torch.tensor(0),
+    }
+    draw = torch.Generator().manual_seed(0)
+    batch = {"x": torch.randn(2, 4, 3, generator=draw), "y": torch.randn(2, 4, generator=draw)}
+    laws = LAWS if compute == torch.float32 else EAGER
+    verdicts = check_step(partial(by_hand, compute=compute), begun, batch, laws=list(laws))
+    assert [(verdict.law, verdict.kind) for verdict in verdicts] == [(law, "held") for law in laws]
+
+
+def test_an_update_that_is_refused_is_no_witness() -> None:
+    recipe = tiny(model=MODEL, precision=Precision(compute="fp16"), scale=Scale(initial=2.0**30))
+    verdicts = check_step(train_step, init_state(recipe), lm_batch(recipe), laws=["accumulation", "mesh", "ranks"])
+    assert all(verdict.kind == "not checked" for verdict in verdicts)
+    assert all("the update changes nothing that is learnt (metrics." in verdict.said for verdict in verdicts)
+
+
+def test_a_cut_leaf_that_meets_plain_tensors_alone_is_told_how() -> None:
+    def step(old: Any, batch: Any) -> Any:
+        w = old["params"]["w"]
+        grad = torch.outer(torch.arange(4.0), torch.ones(3)) * (torch.eye(4) @ w).sum()
+        accept = torch.isfinite(grad).all()
+        return {"params": {"w": torch.where(accept, w - 0.1 * grad, w)}, "step": old["step"] + 1}, {"g": grad.sum()}
+
+    begun = {"params": {"w": torch.ones(4, 3)}, "step": torch.tensor(0)}
+    with pytest.raises(LawError, match="what is cut is a DTensor: bring it together by lib.shard.words.gather"):
+        check_step(step, begun, {"x": torch.ones(1, 3)}, laws=["mesh"])
 
 
 def test_a_broken_step_that_draws_by_micro_batch_is_not_called_sound() -> None:
