@@ -46,8 +46,9 @@ def free(beta: float | Tensor = 0.9, where: Where = "*") -> Rule:
         pull, ahead = together([share, 1 - beta * (1 - share)])
         rates, decays = now.each_rate(params), now.each_decay(params, chosen(where, params))
         step = tree_map(lambda p, g, lr, weight: lr * (g + weight * p), params, grads, rates, decays)
-        # x put in by its definition: neither is the mean of numbers that all but cancel.
-        moved = tree_map(lambda p, z, d: p + pull * (z - p) - ahead * d, params, slot["base"], step)
+        # x is put in by its definition, so nothing is divided by beta; and all is taken off at once, so that with no gradient
+        # even the bits of -0.0 stay.
+        moved = tree_map(lambda p, z, d: p - (ahead * d - pull * (z - p)), params, slot["base"], step)
         base = tree_map(lambda z, d: z - d, slot["base"], step)
         return grads, moved, {"base": base, "peak": peak, "weight": weight}
 
@@ -66,7 +67,7 @@ def averaged(params: Tree, slot: Tree, beta: float | Tensor) -> Tree:
     (ratio,) = constants((1 - beta) / beta)
     bases = leaves(slot["base"])
     return from_leaves(
-        {path: p + ratio * (p - bases[path]) if path in bases else p.clone() for path, p in leaves(params).items()}
+        {path: p - ratio * (bases[path] - p) if path in bases else p.clone() for path, p in leaves(params).items()}
     )
 
 

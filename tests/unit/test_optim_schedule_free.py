@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lib.config import Model, Optim
 from lib.metrics import UNITS
@@ -11,8 +13,8 @@ from lib.optim import averaged, chain, descend, free, schedule_free
 from lib.run.evals import evaluate, weights_of
 from lib.state import average, init_state
 from lib.step import train_step
-from lib.testing.strategies import lm_batch
-from lib.tree import leaves, plain
+from lib.testing.strategies import lm_batch, trees
+from lib.tree import Tree, leaves, plain, tree_map
 from tests.strategies import PLAIN, gradients, now, own, same_bits, tiny
 
 SETTINGS = {"rule": "schedule_free", "lr": 0.5, "decay": 0.0, "no_decay": (), "beta1": 0.75, "eps": 1e-30}
@@ -70,6 +72,17 @@ def test_decay_is_of_where_gradients_are_taken() -> None:
     assert params["b"].item() == 1.0
     _, params, slot = rule.update(zero, params, slot, now(0.5, 0.5)._replace(decays={"w": 2.0}))
     assert slot["base"]["w"].item() == 0.75 - 0.5 * 0.75
+
+
+@given(params=trees(), lr=st.floats(0, 1))
+def test_without_gradient_and_decay_no_bit_changes(params: Tree, lr: float) -> None:
+    rule, zero = schedule_free(), tree_map(torch.zeros_like, params)
+    slot, moved = rule.init(params), params
+    for _ in range(3):
+        _, moved, slot = rule.update(zero, moved, slot, now(lr))
+        assert same_bits(moved, params)
+        assert same_bits(slot["free"]["base"], params)
+        assert same_bits(averaged(moved, slot["free"], 0.9), params)
 
 
 def test_it_is_a_part_like_any_other() -> None:
